@@ -1,0 +1,62 @@
+"""A Prefect client for one server, whatever profile or cloud login the user has."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any
+from urllib.request import ProxyHandler, build_opener
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
+
+LIVE = ("RUNNING", "PENDING", "CANCELLING")
+
+
+@contextmanager
+def connect(api: str) -> "Iterator[SyncPrefectClient]":
+    """A client of the server at ``api``; the user's own credentials are not sent to it."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_KEY, PREFECT_API_URL, temporary_settings
+
+    with (
+        temporary_settings({PREFECT_API_URL: api}, restore_defaults={PREFECT_API_KEY, PREFECT_API_AUTH_STRING}),
+        get_client(sync_client=True) as client,
+    ):
+        yield client
+
+
+def healthy(api: str) -> bool:
+    """Whether a Prefect server answers at ``api``."""
+    try:
+        return bool(_get(f"{api}/health") is True)
+    except (OSError, HTTPException, ValueError):
+        return False
+
+
+def server_version(api: str) -> str:
+    """Prefect's version as the server at ``api`` says it."""
+    return str(_get(f"{api}/admin/version"))
+
+
+def _get(url: str) -> Any:
+    with build_opener(ProxyHandler({})).open(url, timeout=5) as response:
+        return json.load(response)
+
+
+def runs(client: "SyncPrefectClient", types: Sequence[str], names: Sequence[str] | None = None) -> "list[FlowRun]":
+    """Flow runs whose state has one of these types (and one of these names)."""
+    from prefect.client.schemas.filters import (
+        FlowRunFilter,
+        FlowRunFilterState,
+        FlowRunFilterStateName,
+        FlowRunFilterStateType,
+    )
+    from prefect.client.schemas.objects import StateType
+
+    state = FlowRunFilterState(
+        type=FlowRunFilterStateType(any_=[StateType(item) for item in types]),
+        name=FlowRunFilterStateName(any_=list(names)) if names else None,
+    )
+    return client.read_flow_runs(flow_run_filter=FlowRunFilter(state=state), limit=200)

@@ -1,0 +1,1 @@
+"""The command line: ``eagle3`` or ``python -m deployments.cli``."""

@@ -1,0 +1,199 @@
+"""``eagle3 doctor``: is this machine fit, and what to do about each fault."""
+
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from deployments.cli.output import Json, print_json, print_table, size
+from infra.config.settings import Settings
+from infra.errors import Eagle3Error
+
+LEAST_DISK = 5 << 30
+LEAST_MEMORY = 4 << 30
+LEAST_SHM = 1 << 30
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at."""
+
+    name: str
+    state: Literal["ok", "note", "fault"]
+    found: str
+    fix: str = ""
+
+
+def doctor(as_json: Json = False) -> None:
+    """Check the machine; exit status 1 if something stands in the way of a round."""
+    checks = examine(Settings())
+    blocked = any(check.state == "fault" for check in checks)
+    if as_json:
+        print_json({"fit": not blocked, "checks": [asdict(check) for check in checks]})
+    else:
+        print_table(
+            "this machine", ["what", "", "found", "what to do"], [list(asdict(check).values()) for check in checks]
+        )
+    raise typer.Exit(1 if blocked else 0)
+
+
+def examine(settings: Settings) -> list[Check]:
+    """Every check, in the order printed; one that fails to look is a fault by itself."""
+    groups: tuple[Callable[[Settings], Iterator[Check]], ...] = (
+        _python,
+        _environments,
+        _gpus,
+        _space,
+        _memory,
+        _server,
+        _leftovers,
+    )
+    checks: list[Check] = []
+    for group in groups:
+        try:
+            checks.extend(group(settings))
+        except Eagle3Error as error:
+            checks.append(Check(group.__name__.strip("_"), "fault", error.what, error.fix))
+    return checks
+
+
+def _python(_settings: Settings) -> Iterator[Check]:
+    version = platform.python_version()
+    fit = (3, 11) <= sys.version_info[:2] < (3, 13)
+    yield Check(
+        "Python", "ok" if fit else "fault", f"{version} at {sys.executable}", "" if fit else "use Python 3.11 or 3.12"
+    )
+    system, machine = platform.system(), platform.machine()
+    fit = (system, machine) == ("Linux", "x86_64")
+    yield Check("platform", "ok" if fit else "fault", f"{system} {machine}", "" if fit else "use Linux on x86-64")
+
+
+def _environments(settings: Settings) -> Iterator[Check]:
+    from infra.engines.environments import status
+
+    for item in status(settings.cache_dir):
+        if item.built:
+            yield Check(f"environment {item.name}", "ok", f"{item.version or ''} at {item.path}".strip())
+        else:
+            yield Check(
+                f"environment {item.name}", "note", "not built", f"eagle3 engines install {item.name} (a round does it)"
+            )
+
+
+def _gpus(_settings: Settings) -> Iterator[Check]:
+    from infra.machine.gpu import gpus
+
+    report = gpus()
+    if not report.present:
+        yield Check("GPUs", "note", f"{report.reason}; only rounds whose engines say `device: cpu` can run")
+    for gpu in report.gpus:
+        name = f"GPU {gpu.index}"
+        if gpu.faults or gpu.memory_total is None or gpu.memory_used is None:
+            found = "; ".join(gpu.faults) or "the driver does not tell its memory"
+            yield Check(
+                name, "fault", f"{gpu.name}: {found}", "see `nvidia-smi -q` and `dmesg`; reset the GPU or restart"
+            )
+            continue
+        busy = gpu.memory_used > 0.05 * gpu.memory_total
+        found = f"{gpu.name}, {size(gpu.memory_used)} of {size(gpu.memory_total)} in use, {gpu.utilisation} % busy"
+        if busy and not gpu.processes:
+            yield Check(name, "fault", found, "no process holds that memory: a lost one did; reset the GPU or restart")
+        elif busy:
+            yield Check(name, "note", found, f"in use by pids {[pid for pid, _ in gpu.processes]}")
+        else:
+            yield Check(name, "ok", found)
+
+
+def _space(settings: Settings) -> Iterator[Check]:
+    from infra.machine.host import free_disk
+
+    folders = {"scratch": settings.scratch_dir, "models": settings.models_dir, "environments": settings.cache_dir}
+    if settings.store.startswith("file://"):
+        folders = {"store": Path(settings.store.removeprefix("file://"))} | folders
+    else:
+        yield Check("store", "note", settings.store)
+    for name, folder in folders.items():
+        yield _room(f"disk: {name}", folder, free_disk(_existing(folder)), LEAST_DISK)
+    yield _room("shared memory", Path("/dev/shm"), free_disk(Path("/dev/shm")), LEAST_SHM)
+
+
+def _room(name: str, folder: Path, free: int, least: int) -> Check:
+    if free >= least:
+        return Check(name, "ok", f"{size(free)} free at {folder}")
+    return Check(name, "fault", f"only {size(free)} free at {folder}", f"make room: at least {size(least)}")
+
+
+def _memory(_settings: Settings) -> Iterator[Check]:
+    from infra.machine.host import cpu_count, memory_available
+
+    free = memory_available()
+    fit = free >= LEAST_MEMORY
+    fix = "" if fit else f"end other programs: a round on the CPU wants {size(LEAST_MEMORY)}"
+    yield Check("memory", "ok" if fit else "fault", f"{size(free)} available, {cpu_count()} CPU cores", fix)
+
+
+def _server(settings: Settings) -> Iterator[Check]:
+    from deployments.api import healthy, server_version
+    from deployments.processes import port_holder
+    from deployments.record import read_record
+    from infra.machine.host import port_in_use
+
+    record = read_record(settings)
+    if record is not None and record.server.alive:
+        if not healthy(record.api):
+            yield Check(
+                "Prefect server",
+                "fault",
+                f"pid {record.server.pid} does not answer at {record.api}",
+                "eagle3 down, eagle3 up",
+            )
+            return
+        yield Check("Prefect server", "ok", f"{server_version(record.api)} at {record.api}")
+        alive = record.worker.alive
+        yield Check(
+            "Prefect worker",
+            "ok" if alive else "fault",
+            f"pid {record.worker.pid} {'runs' if alive else 'is dead'}",
+            "" if alive else "eagle3 up",
+        )
+    elif port_in_use(settings.api_port):
+        found = f"port {settings.api_port} is taken by {port_holder(settings.api_port)}"
+        yield Check("Prefect server", "fault", found, "stop that program or set EAGLE3_API_PORT to a free port")
+    else:
+        stale = ", and an earlier one ended without `eagle3 down`" if record is not None else ""
+        yield Check(
+            "Prefect server",
+            "ok",
+            f"not running{stale}; port {settings.api_port} is free",
+            "eagle3 down" if stale else "",
+        )
+
+
+def _leftovers(settings: Settings) -> Iterator[Check]:
+    from infra.machine.processes import recorded
+
+    orphans = [item for item in recorded(settings.run_dir) if item.alive and not item.owner_alive]
+    found = ", ".join(f"{item.purpose} (pid {item.child_pid})" for item in orphans)
+    yield Check(
+        "processes left behind",
+        "fault" if orphans else "ok",
+        found or "none",
+        "start a round or `eagle3 up`: it ends them first" if orphans else "",
+    )
+    busy = any(item.owner_alive for item in recorded(settings.run_dir))
+    held = sum(file.stat().st_size for file in settings.scratch_dir.rglob("*") if file.is_file()) if not busy else 0
+    yield Check(
+        "scratch",
+        "note" if held else "ok",
+        f"{size(held)} of earlier runs in {settings.scratch_dir}" if held else "empty or in use",
+        "they are taken up by the next run of the same round, or delete the folder" if held else "",
+    )
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next(item for item in (folder, *folder.parents) if item.exists())

@@ -1,0 +1,48 @@
+"""What commands print: progress on stderr with the time so far, facts on stdout as a table or as JSON."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+Json = Annotated[bool, typer.Option("--json", help="Print facts as JSON on standard output.")]
+_BEGIN = time.monotonic()
+
+
+def say(text: str) -> None:
+    """One line of progress on stderr, with the seconds since the command began."""
+    print(f"[{time.monotonic() - _BEGIN:7.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+def print_json(facts: Any) -> None:
+    """Facts for a machine, on stdout."""
+    print(json.dumps(facts, indent=2, default=str))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Facts for a person, on stdout; nothing is cut off when the output is not a terminal."""
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*("" if cell is None else str(cell) for cell in row))
+    console().print(table)
+
+
+def console() -> Console:
+    """Rich console on stdout."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+
+
+def size(count: float) -> str:
+    """Bytes for a person: ``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

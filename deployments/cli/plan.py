@@ -1,0 +1,63 @@
+"""``eagle3 plan``: what a round would need, without starting anything."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deployments.cli.output import Json, print_json, print_table, size
+from deployments.cli.rounds import Set, open_round
+from infra.config.settings import Settings
+
+if TYPE_CHECKING:
+    from infra.steps.plan import Plan
+
+
+def plan(
+    name: Annotated[str, typer.Argument(help="Name of a round, or the path of its YAML file.")],
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Show samples, tokens, disk, memory, time, and which steps are already done."""
+    config = open_round(name, overrides)
+    from infra.steps.plan import make_plan
+
+    result = make_plan(config, Settings())
+    if as_json:
+        print_json(result.model_dump(mode="json"))
+    else:
+        show(result)
+
+
+def show(result: "Plan") -> None:
+    """Print a plan for a person."""
+    facts = [
+        ("samples", f"{result.samples:,}"),
+        ("tokens", f"{result.tokens:,} ({result.prompt_tokens:,} of prompts, {result.answer_tokens:,} of answers)"),
+        ("bytes a token", f"{result.bytes_per_token:,}"),
+        ("shards", f"{result.shards:,}"),
+        ("disk, at most", f"{size(result.disk_bytes)} of {size(result.disk_free)} free"),
+        ("memory", f"{size(result.memory_bytes)} of {size(result.memory_free)} available"),
+        ("time", duration(result.seconds)),
+    ]
+    print_table(f"plan of {result.round}", ["what", "estimate"], facts)
+    steps = [
+        (
+            step.step,
+            step.key or "not known yet",
+            "done" if step.done else "to do",
+            duration(step.seconds),
+            size(step.disk_bytes),
+            step.what,
+        )
+        for step in result.steps
+    ]
+    print_table("steps", ["step", "key", "state", "time", "disk", "what"], steps)
+    for note in result.notes:
+        print(f"note: {note}")
+
+
+def duration(seconds: float) -> str:
+    """A time for a person: ``42 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

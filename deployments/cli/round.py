@@ -1,0 +1,159 @@
+"""``eagle3 round``: the main job, from nothing running to a printed acceptance table; and ``eagle3 run``."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import Annotated, Any
+
+import typer
+
+from deployments.cli.output import Json, print_json, say
+from deployments.cli.rounds import Set, open_round, parse_overrides
+from infra.config.round import RoundConfig
+from infra.config.settings import Settings
+from infra.errors import ProcessFailed
+
+CANCEL_SECONDS = 60.0
+Name = Annotated[str, typer.Argument(help="Name of a round: a file in deployments/rounds without its ending.")]
+
+
+def run_round(name: Name, overrides: Set = None, as_json: Json = False) -> None:
+    """Run a whole round: environments, server and worker, the flow, the acceptance table; leaves nothing running.
+
+    Uses the server and worker of `eagle3 up` if they run. Ctrl-C cancels the run.
+    """
+    from deployments.cli.acceptance import read_report, show
+    from deployments.environment import ui_url
+    from deployments.stack import borrowed
+
+    settings, began = Settings(), time.monotonic()
+    config = open_round(name, overrides)
+    build_environments(config, settings)
+    with borrowed(settings, say) as api:
+        say(f"UI while it runs: {ui_url(api)}")
+        run_id, state = _watch(api, config.name, parse_overrides(overrides), settings)
+    say(f"run {run_id} ended {state} after {time.monotonic() - began:.0f} s in all")
+    report = read_report(settings, config.name) if state == "Completed" else None
+    if as_json:
+        print_json({"round": config.name, "run": run_id, "state": state, "report": report})
+    else:
+        show(report)
+        print(
+            f"To look at the run again: `eagle3 up`, then http://127.0.0.1:{settings.api_port}/runs/flow-run/{run_id}"
+        )
+    if state != "Completed":
+        raise ProcessFailed(
+            f"round {config.name} ended {state or 'unknown'}",
+            fix=f"read what is above, then `eagle3 round {name}` again: it resumes",
+        )
+
+
+def start(name: Name, overrides: Set = None, as_json: Json = False) -> None:
+    """Start a round on the server of `eagle3 up` and come back at once; a second start of it waits in the queue."""
+    from deployments.api import connect
+    from deployments.catalogue import catalogue
+    from deployments.deploy import compare
+    from deployments.environment import ui_url
+    from deployments.record import running
+
+    config = open_round(name, overrides)
+    record = running(Settings())
+    if record is None:
+        raise ProcessFailed("no Prefect server of ours is running", fix=f"eagle3 up, or eagle3 round {name}")
+    with connect(record.api) as client:
+        for item in compare(client, catalogue()):
+            if item.name == f"eagle3/{config.name}" and item.state != "current":
+                say(f"{item.name}: {item.said}")
+        deployment = client.read_deployment_by_name(f"eagle3/{config.name}")
+        run = client.create_flow_run_from_deployment(
+            deployment.id, parameters={"overrides": parse_overrides(overrides)} if overrides else {}
+        )
+    facts = {"run": str(run.id), "name": run.name, "url": f"{ui_url(record.api)}/runs/flow-run/{run.id}"}
+    if as_json:
+        print_json(facts)
+    else:
+        print(f"run {facts['name']} is in the queue: {facts['url']}")
+
+
+def build_environments(config: RoundConfig, settings: Settings) -> None:
+    """Build the environment of each engine the round uses, where it is missing."""
+    from infra.engines.environments import build
+
+    for engine in sorted({config.extract.engine, config.serve_with}):
+        name = f"{engine}-{config.engines[engine].device}"
+        begin = time.monotonic()
+        build(name, settings.cache_dir, say=say)
+        say(f"environment {name} is ready ({time.monotonic() - begin:.1f} s)")
+
+
+def _watch(api: str, name: str, overrides: dict[str, Any], settings: Settings) -> tuple[str, str]:
+    """Run ``prefect deployment run eagle3/NAME --watch``, pass its output on; the run's id and final state's name."""
+    from deployments.environment import client_environment
+
+    command = [sys.executable, "-m", "prefect", "deployment", "run", f"eagle3/{name}", "--watch"]
+    if overrides:
+        command += ["--param", f"overrides={json.dumps(overrides)}"]
+    say(f"prefect {' '.join(command[3:])}")
+    # A session of its own: Ctrl-C must reach the run as a cancellation, not as the end of the one who watches it.
+    child = subprocess.Popen(
+        command,
+        env=client_environment(settings, api) | {"COLUMNS": os.environ.get("COLUMNS", "160")},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    run_id = ""
+    try:
+        assert child.stdout is not None
+        for line in child.stdout:
+            found = re.search(r"UUID: ([0-9a-f-]{36})", line)
+            run_id = run_id or (found[1] if found else "")
+            if "Parameters: {" not in line:
+                print(line, end="", file=sys.stderr, flush=True)
+        child.wait()
+    except KeyboardInterrupt:
+        if run_id:
+            _cancel(api, run_id)
+        raise
+    finally:
+        child.terminate()
+        child.wait()
+    if not run_id:
+        raise ProcessFailed(f"`prefect deployment run eagle3/{name}` started no run (exit status {child.returncode})")
+    return run_id, _state(api, run_id)[0]
+
+
+def _cancel(api: str, run_id: str) -> None:
+    """Cancel the run and wait until it has ended, so that its engines and trainer are gone."""
+    from prefect.states import Cancelling
+
+    from deployments.api import connect
+
+    say("cancelling the run ...")
+    with connect(api) as client:
+        client.set_flow_run_state(run_id, Cancelling(message="stopped by the person who started it"))
+    deadline = time.monotonic() + CANCEL_SECONDS
+    with suppress(KeyboardInterrupt):
+        while not _state(api, run_id)[1]:
+            if time.monotonic() > deadline:
+                say(f"the run did not end within {CANCEL_SECONDS:.0f} s; it ends with the worker")
+                return
+            time.sleep(0.3)
+        say(f"run {run_id} is {_state(api, run_id)[0]}")
+
+
+def _state(api: str, run_id: str) -> tuple[str, bool]:
+    """Name of the run's state, and whether it is final."""
+    from uuid import UUID
+
+    from deployments.api import connect
+
+    with connect(api) as client:
+        state = client.read_flow_run(UUID(run_id)).state
+    return (state.name or state.type.value, state.is_final()) if state is not None else ("unknown", False)

@@ -1,0 +1,84 @@
+"""Environments of the Prefect processes that this project starts, and where their checkout lies."""
+
+import os
+from pathlib import Path
+
+from infra.config.settings import Settings
+
+CODE = Path(__file__).resolve().parents[1]
+POOL = "eagle3"
+HOST = "127.0.0.1"
+
+
+def checkout() -> Path:
+    """Folder with ``flows/`` and ``deployments/rounds/``: ``EAGLE3_ROOT`` if set, else the folder of this code."""
+    return Path(os.environ.get("EAGLE3_ROOT") or CODE).resolve()
+
+
+def api_url(port: int) -> str:
+    """Address of the API of the Prefect server on ``port``."""
+    return f"http://{HOST}:{port}/api"
+
+
+def ui_url(api: str) -> str:
+    """Address of the UI that belongs to an API address."""
+    return api.removesuffix("/api")
+
+
+def server_environment(settings: Settings, port: int) -> dict[str, str]:
+    """Complete environment of the Prefect server."""
+    return _base(settings) | {
+        "PREFECT_SERVER_API_HOST": HOST,
+        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        # SQLite allows one writer; on a busy machine ten seconds of waiting for it (the default) are not enough.
+        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+        "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
+        # A start that waits for its deployment's slot looks again this often.
+        "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "5",
+    }
+
+
+def worker_environment(settings: Settings, api: str) -> dict[str, str]:
+    """Complete environment of the worker; its flow runs inherit it."""
+    return client_environment(settings, api) | {
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+        # Cancelling comes over a websocket; this is how long it takes when that is down.
+        "PREFECT_WORKER_CANCELLATION_POLL_SECONDS": "5",
+        "PREFECT_WORKER_ENABLE_CANCELLATION": "true",
+        # The automation that ends silent runs counts on it; 30 is Prefect's least.
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+        "PREFECT_RUNNER_AUTO_INSTALL_DEPENDENCIES": "false",
+    }
+
+
+def client_environment(settings: Settings, api: str) -> dict[str, str]:
+    """Complete environment of a ``prefect`` command that talks to ``api``."""
+    return _base(settings) | {"PREFECT_API_URL": api}
+
+
+def _base(settings: Settings) -> dict[str, str]:
+    """This process's environment with our settings spelled out and nobody else's Prefect settings or virtualenv."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PREFECT_") and name not in ("VIRTUAL_ENV", "PYTHONHOME")
+    }
+    ours = {
+        f"EAGLE3_{name.upper()}": str(value)
+        for name, value in settings.model_dump(exclude_none=True).items()
+        if value != ""
+    }
+    root = checkout()
+    return (
+        kept
+        | ours
+        | {
+            "EAGLE3_ROOT": str(root),
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(root), str(CODE)])),
+            "PYTHONUNBUFFERED": "1",
+            "PREFECT_HOME": str(settings.prefect_home),
+            "DO_NOT_TRACK": "1",
+        }
+    )

@@ -1,0 +1,149 @@
+"""Starts a Prefect server and a worker, prepares the server, deploys; as detached or as guarded processes."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from deployments.api import connect, healthy
+from deployments.automations import ensure_automations, load_automations
+from deployments.catalogue import catalogue
+from deployments.deploy import deploy, parameter_schemas
+from deployments.environment import HOST, POOL, api_url, checkout, server_environment, worker_environment
+from deployments.processes import start_detached, tail
+from deployments.upkeep import Say, ensure_gpu_limit, ensure_pool, settle
+from infra.config.settings import Settings
+from infra.errors import ProcessFailed
+from infra.machine.processes import Guarded, Spec, reap
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+START_SECONDS = 300.0
+# Rounds of different names may run at once; those that need the GPU wait for its slot.
+WORKER_LIMIT = 4
+
+
+class Handle(Protocol):
+    """A started process."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+
+    def stop(self, grace_seconds: float = 10.0) -> None:
+        """End it and all it started."""
+
+
+Launch = Callable[[str, Sequence[str], dict[str, str], Path], Handle]
+"""Starts (purpose, command, environment, log)."""
+
+
+def bring_up(
+    settings: Settings, port: int, launch: Launch, say: Say, server: Handle | None = None, worker: Handle | None = None
+) -> tuple[Handle, Handle]:
+    """A running server and worker with everything deployed; starts what is not given.
+
+    Raises:
+        ProcessFailed: one did not come up. What was started here is stopped again, on any error.
+        ConfigError: a round file is not valid (nothing has been started then).
+    """
+    root, api, begin = checkout(), api_url(port), time.monotonic()
+    entries, started = catalogue(root), list[Handle]()
+    for item in reap(settings.run_dir):
+        if item.ended:
+            say(f"ended {item.record.purpose}, left behind by an earlier command (pids {list(item.ended)})")
+    try:
+        if server is None:
+            log = settings.log_dir / "prefect-server.log"
+            server = launch("Prefect server", _server_command(port), server_environment(settings, port), log)
+            started.append(server)
+        schemas = parameter_schemas(entries, root)
+        if started:
+            _wait(lambda: healthy(api), server, log, "the Prefect server")
+            say(f"server answers at {api} (pid {server.pid}, {time.monotonic() - begin:.1f} s)")
+        with connect(api) as client:
+            ensure_pool(client)
+            ensure_gpu_limit(client)
+            ensure_automations(client, load_automations())
+            if worker is not None:
+                deploy(client, entries, schemas)
+            else:
+                settle(client, say)
+                since, log = datetime.now(UTC), settings.log_dir / "prefect-worker.log"
+                worker = launch("Prefect worker", _worker_command(), worker_environment(settings, api), log)
+                started.append(worker)
+                deploy(client, entries, schemas)
+                _wait(lambda: _polls(client, since), worker, log, "the worker")
+                say(f"worker polls pool {POOL} (pid {worker.pid}, {time.monotonic() - begin:.1f} s)")
+        say(f"{len(entries)} deployments: {', '.join(entry.full_name for entry in entries)}")
+    except BaseException:
+        for handle in reversed(started):
+            handle.stop()
+        raise
+    return server, worker
+
+
+def detached(purpose: str, command: Sequence[str], env: dict[str, str], log: Path) -> Handle:
+    """A :data:`Launch` whose processes live on when this one ends."""
+    return start_detached(command, env, checkout(), log)
+
+
+def guarded(settings: Settings) -> Launch:
+    """A :data:`Launch` whose processes end with this one, however it ends."""
+
+    def launch(purpose: str, command: Sequence[str], env: dict[str, str], log: Path) -> Handle:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        spec = Spec(command=tuple(command), purpose=purpose, log=log, env=env, cwd=checkout())
+        return _Guarded(Guarded.start(spec, settings.run_dir))
+
+    return launch
+
+
+class _Guarded:
+    """A guarded process as a :class:`Handle`."""
+
+    def __init__(self, process: Guarded) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self, grace_seconds: float = 10.0) -> None:
+        self._process.stop(grace_seconds)
+
+
+def _server_command(port: int) -> list[str]:
+    return [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
+
+
+def _worker_command() -> list[str]:
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
+    return [*command, "--name", "eagle3", "--limit", str(WORKER_LIMIT), "--install-policy", "never"]
+
+
+def _wait(ready: Callable[[], bool], process: Handle, log: Path, what: str) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not ready():
+        trouble = "" if process.alive else "ended while starting"
+        if time.monotonic() > deadline:
+            trouble = f"was not ready after {START_SECONDS:.0f} s"
+        if trouble:
+            raise ProcessFailed(f"{what} {trouble}; its log {log} ends with:\n{tail(log)}\n")
+        time.sleep(0.2)
+
+
+def _polls(client: "SyncPrefectClient", since: datetime) -> bool:
+    workers = client.read_workers_for_work_pool(POOL)
+    return any(item.last_heartbeat_time is not None and item.last_heartbeat_time > since for item in workers)

@@ -1,0 +1,85 @@
+"""What ``run_dir`` remembers of the Prefect server and worker."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel
+
+from deployments.environment import api_url
+from deployments.processes import Process, current
+from deployments.profile import Earlier
+from infra.config.settings import Settings
+
+
+class Record(BaseModel):
+    """A server and a worker that were started together.
+
+    ``mode`` says for whom: ``up`` for daily use, ``round`` for the one run of the command ``owner``.
+    """
+
+    mode: Literal["up", "round"]
+    port: int
+    server: Process
+    worker: Process
+    owner: Process
+    started_at: datetime
+    earlier: Earlier | None = None
+
+    @property
+    def api(self) -> str:
+        """Address of the server's API."""
+        return api_url(self.port)
+
+    @property
+    def alive(self) -> bool:
+        """Whether server and worker both run."""
+        return self.server.alive and self.worker.alive
+
+    def stop(self) -> None:
+        """End whatever of it still runs."""
+        self.worker.stop()
+        self.server.stop()
+
+
+def read_record(settings: Settings) -> Record | None:
+    """The stack that was started last, whether or not it still runs; None if it was stopped properly."""
+    file = _file(settings)
+    return Record.model_validate_json(file.read_text()) if file.is_file() else None
+
+
+def running(settings: Settings) -> Record | None:
+    """The stack that runs now."""
+    record = read_record(settings)
+    return record if record is not None and record.alive else None
+
+
+def write_record(
+    settings: Settings, mode: Literal["up", "round"], port: int, pids: tuple[int, int], earlier: Earlier | None = None
+) -> Record:
+    """Remember that server and worker (``pids``) now run."""
+    server, worker = (Process.of(pid) for pid in pids)
+    record = Record(
+        mode=mode,
+        port=port,
+        server=server,
+        worker=worker,
+        owner=current(),
+        started_at=datetime.now(UTC),
+        earlier=earlier,
+    )
+    file = _file(settings)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_suffix(".new")
+    fresh.write_text(record.model_dump_json(indent=2))
+    fresh.replace(file)
+    return record
+
+
+def forget(settings: Settings) -> None:
+    """Nothing runs any more."""
+    _file(settings).unlink(missing_ok=True)
+
+
+def _file(settings: Settings) -> Path:
+    return settings.run_dir / "stack" / "stack.json"

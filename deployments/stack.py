@@ -1,0 +1,147 @@
+"""The Prefect server and the worker: started, found again, stopped.
+
+Two ways to hold them: ``eagle3 up`` leaves them running for daily use (recorded in ``run_dir``, in sessions of their
+own, with the user's Prefect profile pointing at them); ``eagle3 round`` keeps them for one run under guard processes,
+so that they end with it however it ends. Both use the same Prefect home, so the UI of one shows the runs of the other.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from deployments import profile
+from deployments.api import healthy
+from deployments.environment import api_url
+from deployments.launch import bring_up, detached, guarded
+from deployments.processes import port_holder
+from deployments.record import Record, forget, read_record, running, write_record
+from deployments.upkeep import Say, cancel_all
+from infra.config.settings import Settings
+from infra.errors import ProcessFailed
+from infra.machine.filelock import exclusive
+from infra.machine.host import free_port, port_in_use
+
+
+def up(settings: Settings, say: Say) -> Record:
+    """Start server and worker for daily use, or bring what runs up to date.
+
+    Raises:
+        ProcessFailed: the port is taken, a round holds the stack, or a process did not come up.
+    """
+    with _alone(settings, say):
+        before = read_record(settings)
+        if before is not None and before.mode == "round" and before.alive:
+            raise ProcessFailed(
+                f"`eagle3 round` (pid {before.owner.pid}) runs its own Prefect server at {before.api}",
+                fix="wait until that round has ended, then `eagle3 up`",
+            )
+        if before is not None and before.server.alive and healthy(before.api):
+            say(f"the Prefect server already runs (pid {before.server.pid})")
+            port = before.port
+            working = before.worker if before.worker.alive else None
+            server, worker = bring_up(settings, port, detached, say, before.server, working)
+        else:
+            if before is not None:
+                before.stop()
+            port = settings.api_port
+            _require_free(port)
+            server, worker = bring_up(settings, port, detached, say)
+        earlier = profile.activate(api_url(port))
+        if before is not None and before.earlier is not None:
+            earlier = before.earlier
+        say(f"profile `{profile.NAME}` is active in {earlier.file}")
+        return write_record(settings, "up", port, (server.pid, worker.pid), earlier)
+
+
+def down(settings: Settings, say: Say) -> bool:
+    """Cancel what runs, stop worker and server with all they started, restore the profile.
+
+    Returns:
+        Whether anything was running.
+
+    Raises:
+        ProcessFailed: the stack belongs to a running ``eagle3 round``.
+    """
+    with _alone(settings, say):
+        record = read_record(settings)
+        if record is None:
+            return False
+        if record.mode == "round" and record.owner.alive:
+            raise ProcessFailed(
+                f"the server and worker belong to `eagle3 round` (pid {record.owner.pid})",
+                fix="stop that command with Ctrl-C; they end with it",
+            )
+        was_alive = record.server.alive or record.worker.alive
+        if record.alive and healthy(record.api):
+            cancel_all(record.api, say)
+        for name, process in (("worker", record.worker), ("server", record.server)):
+            if process.alive:
+                process.stop()
+                say(f"{name} stopped (pid {process.pid})")
+        if record.earlier is not None:
+            profile.restore(record.earlier)
+        forget(settings)
+        return was_alive
+
+
+@contextmanager
+def borrowed(settings: Settings, say: Say) -> Iterator[str]:
+    """API address of a server with a worker: those of `eagle3 up` if they run, else ones that end with this block.
+
+    Raises:
+        ProcessFailed: another ``eagle3 round`` holds its own stack, or a process did not come up.
+    """
+    with _alone(settings, say):
+        record = running(settings)
+        if record is not None and record.mode == "round":
+            raise ProcessFailed(
+                f"another `eagle3 round` (pid {record.owner.pid}) runs with its own server",
+                fix="wait for it, or use `eagle3 up` and `eagle3 run` to queue several rounds",
+            )
+        if record is not None:
+            say(f"using the server and worker that `eagle3 up` started ({record.api})")
+            port = record.port
+            bring_up(settings, port, detached, say, record.server, record.worker)
+        else:
+            _clear(settings)
+            port = free_port() if port_in_use(settings.api_port) else settings.api_port
+            server, worker = bring_up(settings, port, guarded(settings), say)
+            write_record(settings, "round", port, (server.pid, worker.pid))
+    if record is not None:
+        yield record.api
+        return
+    try:
+        yield api_url(port)
+    finally:
+        worker.stop()
+        server.stop()
+        forget(settings)
+        say("server and worker stopped")
+
+
+@contextmanager
+def _alone(settings: Settings, say: Say) -> Iterator[None]:
+    """One command at a time changes the stack."""
+    with exclusive(settings.run_dir / "stack" / "lock", lambda: say("waiting for another eagle3 command ...")):
+        yield
+
+
+def _clear(settings: Settings) -> None:
+    """Take away what is left of a stack that ended without `eagle3 down`."""
+    stale = read_record(settings)
+    if stale is None:
+        return
+    stale.stop()
+    if stale.earlier is not None:
+        profile.restore(stale.earlier)
+    forget(settings)
+
+
+def _require_free(port: int) -> None:
+    if not port_in_use(port):
+        return
+    kind = "a Prefect server that is not ours" if healthy(api_url(port)) else "another program"
+    raise ProcessFailed(
+        f"port {port} is taken by {kind}, {port_holder(port)}",
+        expected="a free port for the Prefect server",
+        fix="stop it, or choose another port with EAGLE3_API_PORT",
+    )

@@ -1,0 +1,68 @@
+"""What a Prefect server must hold before a worker starts, and its unfinished runs when one stops."""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from deployments.api import LIVE, connect, runs
+from deployments.environment import POOL
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+Say = Callable[[str], None]
+GPU_LIMIT = "gpu"
+CANCEL_SECONDS = 60.0
+WAITING = ("Scheduled", "Late", "AwaitingConcurrencySlot")
+
+
+def ensure_pool(client: "SyncPrefectClient") -> None:
+    """Create work pool ``eagle3`` (flow runs as processes) if it is missing."""
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists
+    from prefect.workers.process import ProcessWorker
+
+    template = ProcessWorker.get_default_base_job_template()
+    try:
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
+    except ObjectAlreadyExists:
+        return
+
+
+def ensure_gpu_limit(client: "SyncPrefectClient") -> None:
+    """Create concurrency limit ``gpu`` with one slot if it is missing; another number stays the user's choice."""
+    from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+    from prefect.exceptions import ObjectAlreadyExists
+
+    try:
+        client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=GPU_LIMIT, limit=1, active=True))
+    except ObjectAlreadyExists:
+        return
+
+
+def settle(client: "SyncPrefectClient", say: Say) -> None:
+    """Make runs Crashed that an earlier worker left unfinished; to be called while no worker runs."""
+    from prefect.states import Crashed
+
+    for run in runs(client, LIVE):
+        message = "Its worker was stopped while it ran; start the round again, it resumes."
+        client.set_flow_run_state(run.id, Crashed(message=message), force=True)
+        say(f"run {run.name} had been left {run.state_name} by an earlier worker: now Crashed")
+
+
+def cancel_all(api: str, say: Say) -> None:
+    """Cancel every run that a worker holds and wait for their ends, ``CANCEL_SECONDS`` at most; queued runs stay."""
+    from prefect.states import Cancelling
+
+    with connect(api) as client:
+        for run in runs(client, LIVE):
+            say(f"cancelling run {run.name}")
+            client.set_flow_run_state(run.id, Cancelling(message="`eagle3 down`"))
+        deadline = time.monotonic() + CANCEL_SECONDS
+        while (left := runs(client, LIVE)) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        for run in left:
+            say(f"run {run.name} did not end within {CANCEL_SECONDS:.0f} s; it is killed with the worker")
+        waiting = [run for run in runs(client, ["SCHEDULED"], WAITING) if not run.auto_scheduled]
+        if waiting:
+            say(f"{len(waiting)} runs wait in the queue; they start with the next `eagle3 up`")

@@ -1,0 +1,94 @@
+"""Flow ``eagle3``: from prompts to a published draft with measured acceptance.
+
+Start it with ``prefect deployment run eagle3/smoke``; every deployment is a file in deployments/rounds.
+"""
+
+from contextlib import nullcontext
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.concurrency.sync import concurrency
+
+import tasks
+from infra.config.load import build_round
+from infra.config.round import RoundConfig
+from infra.config.settings import Settings
+from infra.steps.context import Round
+from infra.steps.ledger import Ledger
+from infra.steps.lock import round_lock
+from infra.steps.results import Report
+from infra.steps.serving import Serving
+
+GPU_SLOT = "gpu"
+
+
+def _run_name() -> str:
+    from prefect.runtime import flow_run
+
+    config = flow_run.parameters.get("config")
+    name = config.get("name") if isinstance(config, dict) else getattr(config, "name", "round")
+    return f"{name}-{flow_run.id[:8] if flow_run.id else 'local'}"
+
+
+@flow(name="eagle3", flow_run_name=_run_name, persist_result=False)
+def eagle3(config: RoundConfig, overrides: dict[str, Any] = {}) -> None:  # noqa: B006 (Prefect shows the default)
+    """Train an EAGLE-3 draft for a target and measure it in serving.
+
+    Args:
+        config: The whole round: target, prompts, engines, taps, training, evaluation, budget.
+        overrides: Changes to single fields by dotted name, e.g. {"train.epochs": 2}; merged into the round and
+            checked again. Prefect replaces a parameter whole, so this is the way to change one field.
+    """
+    merged = build_round(config.model_dump(mode="json"), overrides, origin="the deployment's round")
+    round_ = Round(merged, Settings())
+    with round_lock(round_):
+        run_round(round_)
+
+
+def run_round(round_: Round) -> Report:
+    """The lifecycle, in order. Each step looks first whether its verified result is there already."""
+    ledger = Ledger()
+    with ledger.step("plan"):
+        plan = tasks.plan(round_)
+    with ledger.step("preflight"):
+        ledger.notes += tasks.preflight(round_)
+    finished = tasks.finished_report(round_)
+    if finished is not None:
+        get_run_logger().info("every step of this round is done; nothing was redone")
+        return finished
+    with _gpu_slot(round_):
+        _states(round_, ledger)
+        with ledger.step("cleanup"):
+            ledger.notes += tasks.cleanup_before_training(round_)
+        with ledger.step("train", round_.keys.draft) as step:
+            training = tasks.train(round_, step)
+        ledger.look_at_disk(round_)
+        with ledger.step("evaluate", round_.keys.eval) as step:
+            evaluation = tasks.evaluate(round_, ledger, step)
+    with ledger.step("publish", round_.keys.published) as step:
+        tasks.publish(round_, tasks.assemble(round_, plan, training, evaluation, ledger), step)
+    with ledger.step("cleanup after"):
+        ledger.notes += tasks.cleanup_after_publishing(round_)
+    return tasks.report(round_, tasks.assemble(round_, plan, training, evaluation, ledger), ledger)
+
+
+def _states(round_: Round, ledger: Ledger) -> None:
+    """Answers, samples and verified hidden states; skipped when what they are for is done already."""
+    if not tasks.states_are_needed(round_):
+        return
+    with Serving(round_, "generate") as server, ledger.step("generate", round_.keys.answers) as step:
+        tasks.generate(round_, server, ledger, step)
+    with Serving(round_, "extract") as server:
+        with ledger.step("prepare", round_.keys.samples) as step:
+            tasks.begin_loading(server, needed=tasks.extraction_is_due(round_))
+            tasks.prepare(round_, step)
+        with ledger.step("extract", round_.keys.hidden) as step:
+            tasks.extract(round_, server, ledger, step)
+    with ledger.step("verify", round_.keys.hidden) as step:
+        tasks.verify(round_, step)
+
+
+def _gpu_slot(round_: Round) -> Any:
+    """One round at a time uses the GPUs; holding the slot proves nothing about the GPU itself."""
+    needs = any(engine.device == "cuda" for engine in round_.config.engines.values())
+    return concurrency(GPU_SLOT, occupy=1) if needs else nullcontext()

@@ -1,0 +1,45 @@
+"""Flow ``reextract``: hidden states that no longer match their target, engine, template or taps are made again.
+
+The new generation lies beside the old one; it is verified before the cleanup policy may take the old.
+"""
+
+from prefect import flow, get_run_logger
+
+import tasks
+from infra.config.load import ROUNDS, load_round, round_file
+from infra.config.settings import Settings
+from infra.steps.context import Round
+from infra.steps.ledger import Ledger
+from infra.steps.lock import round_lock
+from infra.steps.reextract import stale_rounds
+from infra.steps.serving import Serving
+
+
+@flow(name="reextract", persist_result=False)
+def reextract(rounds: list[str] = []) -> None:  # noqa: B006 (Prefect shows the default)
+    """Re-extract stale hidden states.
+
+    Args:
+        rounds: Names of the rounds to look at; empty means every round in deployments/rounds that has hidden states.
+    """
+    log = get_run_logger()
+    names = rounds or sorted(path.stem for path in ROUNDS.glob("*.yaml"))
+    configs = [load_round(round_file(name)) for name in names]
+    for round_, why in stale_rounds(configs, Settings(), log.info):
+        log.info(f"{round_.config.name}: {why}; extracting generation {round_.keys.hidden} beside the old")
+        with round_lock(round_):
+            _again(round_)
+
+
+def _again(round_: Round) -> None:
+    ledger = Ledger()
+    with ledger.step("preflight"):
+        tasks.preflight(round_)
+    with Serving(round_, "extract") as server, ledger.step("prepare", round_.keys.samples) as step:
+        tasks.prepare(round_, step)
+        with ledger.step("extract", round_.keys.hidden) as step:
+            tasks.extract(round_, server, ledger, step)
+    with ledger.step("verify", round_.keys.hidden) as step:
+        tasks.verify(round_, step)
+    with ledger.step("cleanup"):
+        tasks.cleanup_before_training(round_)

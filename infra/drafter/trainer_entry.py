@@ -1,0 +1,143 @@
+"""What runs in the trainer's process: speculators' trainer, taught what it lacks.
+
+``python -m infra.drafter.trainer_entry --events FILE --device cpu|cuda [arguments of ``speculators train``]``
+
+The hidden states come from the store; every metric becomes a JSON line of FILE; a checkpoint appears whole or not at
+all; ``--max-steps`` ends the training; an interrupt ends the process with a failure. One line is one object with one
+of the keys ``plan``, ``train``, ``val``, ``done``, ``error``.
+"""
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# First: it registers the backend, and speculators' command line collects the backends' arguments when it is imported.
+import infra.drafter.transfer  # noqa: F401  # isort: skip
+from speculators.train import checkpointer, cli
+from speculators.train import trainer as speculators_trainer
+from speculators.train.config import TrainConfig
+from speculators.train.distributed import get_rank, is_distributed
+
+from infra.drafter.checkpoint import REPLACED, SAVING
+from infra.drafter.progress import INTERRUPTED
+
+
+class Events(logging.Handler):
+    """Metrics and milestones of rank 0, one JSON line each, readable at once."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(logging.INFO)
+        self.path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a metric record of speculators (a mapping with ``train`` or ``val``)."""
+        if isinstance(record.msg, dict) and ("train" in record.msg or "val" in record.msg):
+            self.write({**record.msg, "global_step": getattr(record, "step", record.msg.get("global_step"))})
+
+    def write(self, event: dict[str, Any]) -> None:
+        """Append one event; ranks other than the first write nothing."""
+        if get_rank() == 0:
+            with self.path.open("a") as stream:
+                stream.write(json.dumps(event) + "\n")
+
+
+class StoreTrainer(speculators_trainer.Trainer):
+    """speculators' trainer with an exact step budget, whole checkpoints and no silent interruption."""
+
+    events: Events
+    device: str
+
+    def run_training(self) -> None:
+        """Train what is left of the plan, announce the plan first and the end last."""
+        self.device_type = self.device
+        steps = self._steps_by_epoch()
+        self.config = self.config._replace(num_epochs=len(steps))
+        self.events.write({"plan": {"steps": steps, "resumed_at": self.global_step, "epoch": self.current_epoch}})
+        if self.current_epoch >= len(steps):
+            # Killed after the last checkpoint and before its validation.
+            self.maybe_update_best(len(steps) - 1, self.val_epoch(len(steps) - 1))
+        super().run_training()
+        self.events.write({"done": {"global_step": self.global_step}})
+
+    def _steps_by_epoch(self) -> list[int]:
+        """Steps of each epoch, cut where ``max_steps`` is reached (the packing of every epoch is known beforehand)."""
+        steps: list[int] = []
+        for epoch in range(self.config.num_epochs):
+            left = (self.config.max_steps or sys.maxsize) - sum(steps)
+            if left > 0:
+                steps.append(min(left, len(self.train_loader.batch_sampler._generate_batches(epoch))))
+        return steps
+
+    def maybe_save_checkpoint(self, epoch: int | str, local_step: int = 0) -> None:
+        """Save beside the checkpoints, then move into place: a kill leaves the earlier checkpoint or the new one."""
+        if epoch == "interrupted":
+            # The trainer would save what it cannot resume from and exit 0.
+            raise SystemExit(INTERRUPTED)
+        root = self.checkpointer.path
+        self.checkpointer.path = root / SAVING
+        try:
+            if get_rank() == 0:
+                shutil.rmtree(root / SAVING, ignore_errors=True)
+            super().maybe_save_checkpoint(epoch, local_step)
+        finally:
+            self.checkpointer.path = root
+        if get_rank() == 0 and (root / SAVING / str(epoch)).is_dir():
+            _swap_in(root, str(epoch))
+        if is_distributed():
+            torch.distributed.barrier()
+
+
+def _swap_in(root: Path, name: str) -> None:
+    for path in (root / SAVING / name).iterdir():
+        with path.open("rb") as stream:
+            os.fsync(stream.fileno())
+    if (root / name).exists():
+        os.rename(root / name, root / f"{REPLACED}{name}")
+    os.rename(root / SAVING / name, root / name)
+    shutil.rmtree(root / f"{REPLACED}{name}", ignore_errors=True)
+    shutil.rmtree(root / SAVING, ignore_errors=True)
+
+
+def use_cpu() -> None:
+    """Point speculators' device look-ups at the CPU; it has no CPU mode of its own."""
+    torch.accelerator.synchronize = lambda device=None: None
+    speculators_trainer.get_local_rank = lambda: "cpu"  # type: ignore[assignment, return-value]
+    checkpointer.get_current_device = lambda: "cpu"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run one training to its end."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--events", type=Path, required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    own, rest = parser.parse_known_args(arguments)
+    events = Events(own.events)
+    StoreTrainer.events, StoreTrainer.device = events, own.device
+    cli.Trainer = StoreTrainer  # type: ignore[misc]
+    setup = cli.setup_metric_logger
+
+    def setup_with_events(**kwargs: Any) -> None:
+        setup(**kwargs)
+        logging.getLogger("speculators.metrics").addHandler(events)
+
+    cli.setup_metric_logger = setup_with_events  # type: ignore[assignment]
+    try:
+        config = TrainConfig.resolve(list(rest))
+        if own.device == "cpu":
+            use_cpu()
+        cli.main(config)
+    except Exception as error:
+        events.write({"error": {"type": type(error).__name__, "message": str(error)[-4000:]}})
+        raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,193 @@
+"""Walking the chain: what serving will accept, predicted from stored held-out states.
+
+Serving drafts a chain wherever the last one ended, so its starts are not spread evenly over the answer: after a long
+accepted run comes a harder position than the average one. The walk starts where serving starts and moves as it moves.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from infra.drafter.acceptance import Acceptance, pooled
+from infra.errors import TrainingError
+from infra.machine.host import cpu_count
+from infra.machine.processes import Guarded, Spec, clean_environment
+from infra.store.samples import Sample
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+POLL_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Counts by draft step over all positions of an answer.
+
+    Args:
+        positions: positions that have a token to be compared with.
+        joint: of these, where this and all earlier drafts are right.
+        reached: of these, where all earlier drafts are right.
+    """
+
+    positions: tuple[int, ...]
+    joint: tuple[int, ...]
+    reached: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class WalkedSample:
+    """One held-out sample: the chain's counts, and the counts over all positions."""
+
+    row: int
+    sample_id: str
+    chain: Acceptance
+    steps: Steps
+
+
+@dataclass(frozen=True)
+class WalkResult:
+    """A walk over held-out samples."""
+
+    samples: tuple[WalkedSample, ...]
+
+    @property
+    def predicted(self) -> Acceptance:
+        """Acceptance that serving should show on these prompts."""
+        return pooled([sample.chain for sample in self.samples])
+
+    @property
+    def parts(self) -> list[Acceptance]:
+        """Counts by sample, for :func:`infra.drafter.acceptance.bootstrap`."""
+        return [sample.chain for sample in self.samples]
+
+    @property
+    def joint(self) -> tuple[float, ...]:
+        """By draft step: share of all positions where this and all earlier drafts are right."""
+        return self._ratio("joint", "positions")
+
+    @property
+    def conditional(self) -> tuple[float, ...]:
+        """By draft step: share of the positions with all earlier drafts right where this one is, too."""
+        return self._ratio("joint", "reached")
+
+    def _ratio(self, above: str, below: str) -> tuple[float, ...]:
+        tops = np.sum([getattr(sample.steps, above) for sample in self.samples], axis=0)
+        bottoms = np.sum([getattr(sample.steps, below) for sample in self.samples], axis=0)
+        return tuple(
+            float(top) / float(bottom) if bottom else float("nan") for top, bottom in zip(tops, bottoms, strict=True)
+        )
+
+
+def walk_chain(correct: NDArray[np.bool_], first: int, end: int) -> Acceptance:
+    """Walk one answer as serving would, greedily.
+
+    Args:
+        correct: bool [steps, positions]: whether draft k of a chain whose last known state is position i is the
+            token i + 2 + k.
+        first: index of the answer's first token, which comes from the target alone; the first chain starts one before.
+        end: index after the answer's last token.
+    """
+    steps = correct.shape[0]
+    accepted = [0] * steps
+    starts, position = 0, first - 1
+    while position + 2 < end:
+        starts += 1
+        taken = 0
+        while taken < steps and position + 2 + taken < end and correct[taken, position]:
+            accepted[taken] += 1
+            taken += 1
+        position += taken + 1
+    return Acceptance(starts, tuple(accepted))
+
+
+def count_steps(correct: NDArray[np.bool_], first: int, end: int) -> Steps:
+    """Counts over every position of one answer; arguments as for :func:`walk_chain`."""
+    positions, joint, reached = [], [], []
+    for step in range(correct.shape[0]):
+        span = slice(first - 1, max(first - 1, end - 2 - step))
+        right = correct[: step + 1, span].all(axis=0)
+        positions.append(right.size)
+        joint.append(int(right.sum()))
+        reached.append(int(correct[:step, span].all(axis=0).sum()) if step else right.size)
+    return Steps(tuple(positions), tuple(joint), tuple(reached))
+
+
+def walk(
+    draft: Path,
+    samples: Sequence[Sample],
+    *,
+    states_url: str,
+    states_prefix: str,
+    drafts: int,
+    workdir: Path,
+    run_dir: Path,
+    python: Path | None = None,
+    timeout: float = 3600.0,
+) -> WalkResult:
+    """Walk the chain over stored states of ``samples``, in a process of its own, one sample in memory at a time.
+
+    Args:
+        draft: a checkpoint or published folder.
+        samples: samples whose rows are in the store; the target's own greedy answers.
+        drafts: tokens drafted a step.
+        workdir: folder for the request, the answer and the log.
+        timeout: longest wait, seconds.
+
+    Raises:
+        TrainingError: there is nothing to walk, or the process failed.
+    """
+    spans = [(sample, *_span(sample)) for sample in samples]
+    asked = [
+        {"row": sample.row, "first": first, "end": end}
+        for sample, first, end in spans
+        if end - first >= 2 and first >= 1
+    ]
+    if not asked:
+        raise TrainingError(
+            "no held-out sample has an answer of two tokens or more", expected="held-out answers to walk over"
+        )
+    workdir.mkdir(parents=True, exist_ok=True)
+    request, answer = workdir / "walk-request.json", workdir / "walk.jsonl"
+    answer.unlink(missing_ok=True)
+    question = {"draft": str(draft), "url": states_url, "prefix": states_prefix, "drafts": drafts, "rows": asked}
+    request.write_text(json.dumps(question))
+    env = {
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cpu_count())),
+        "HF_HUB_OFFLINE": "1",
+    }
+    spec = Spec(
+        command=(str(python or Path(sys.executable)), "-m", "infra.drafter.walk_entry", str(request), str(answer)),
+        purpose="walk the chain",
+        log=workdir / "walk.log",
+        env=clean_environment(env),
+        cwd=workdir,
+    )
+    with Guarded.start(spec, run_dir) as process:
+        status = process.wait(timeout=timeout)
+    if status != 0:
+        tail = "\n".join(spec.log.read_text(errors="replace").splitlines()[-15:]) if spec.log.exists() else "no log"
+        found = "took too long" if status is None else f"ended with status {status}"
+        raise TrainingError(f"walking the chain {found}: {tail}", fix=f"read {spec.log}")
+    ids = {sample.row: sample.sample_id for sample in samples}
+    walked = [json.loads(line) for line in answer.read_text().splitlines()]
+    if [item["row"] for item in walked] != [item["row"] for item in asked]:
+        raise TrainingError(f"{len(walked)} of {len(asked)} held-out samples were walked", fix=f"read {spec.log}")
+    return WalkResult(tuple(_walked(item, ids[item["row"]]) for item in walked))
+
+
+def _span(sample: Sample) -> tuple[int, int]:
+    """First supervised token and the one after the last."""
+    written = [index for index, mask in enumerate(sample.loss_mask) if mask]
+    return (written[0], written[-1] + 1) if written else (0, 0)
+
+
+def _walked(item: dict[str, list[int]], sample_id: str) -> WalkedSample:
+    chain = Acceptance(int(item["starts"]), tuple(item["accepted"]))  # type: ignore[call-overload]
+    steps = Steps(tuple(item["positions"]), tuple(item["joint"]), tuple(item["reached"]))
+    return WalkedSample(int(item["row"]), sample_id, chain, steps)  # type: ignore[call-overload]

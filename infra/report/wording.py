@@ -1,0 +1,92 @@
+"""How the report's numbers are picked out and put into words; shared by figures, markdown and model card."""
+
+from collections.abc import Mapping, Sequence
+
+from infra.steps.results import Acceptance, Measured, Report
+
+PROMPTS = {"heldout": "held-out prompts", "evaluation": "evaluation prompts"}
+SAME_SPEED = 0.02
+"""Relative difference of throughput below which the report speaks of neither faster nor slower."""
+
+
+def live(report: Report, prompts: str) -> Measured | None:
+    """The live measurement on one kind of prompts at the fewest requests in flight, if there is one."""
+    return min((item for item in report.evaluation.measured if item.prompts == prompts), key=_in_flight, default=None)
+
+
+def headline(report: Report) -> Measured | None:
+    """The measurement the round is judged by: evaluation prompts first, held-out ones otherwise."""
+    return live(report, "evaluation") or live(report, "heldout")
+
+
+def speed_runs(report: Report) -> list[Measured]:
+    """The measurements that show speed by concurrency, ascending: those of the headline's kind of prompts."""
+    best = headline(report)
+    if best is None:
+        return []
+    return sorted((item for item in report.evaluation.measured if item.prompts == best.prompts), key=_in_flight)
+
+
+def speculates(acceptance: Acceptance) -> bool:
+    """Whether any drafted token was accepted."""
+    return acceptance.length > 1.0
+
+
+def ratio(item: Measured) -> float:
+    """Throughput with the draft over throughput without it."""
+    return item.draft.tokens_per_second / item.plain.tokens_per_second
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """``0.336`` as ``33.6 %``."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def length(acceptance: Acceptance) -> str:
+    """Acceptance length with its interval: ``1.416 (1.380 to 1.451)``."""
+    low, high = acceptance.interval
+    return f"{acceptance.length:.3f} ({low:.3f} to {high:.3f})"
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds as milliseconds with three significant digits or so: ``4.07``, ``41.2``, ``1,240``."""
+    value = 1000 * seconds
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: ``8.2 s``, ``12 min 5 s``, ``3 h 20 min``."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def size(count: int) -> str:
+    """Bytes in decimal units: ``57.3 kB``, ``431 MB``."""
+    value = float(count)
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    digits = 0 if units[0] == "B" or value >= 100 else 1
+    return f"{value:,.{digits}f} {units[0]}"
+
+
+def table(rows: Sequence[Mapping[str, str]]) -> str:
+    """A markdown table; the first row's keys are the columns. Empty text if there are no rows."""
+    if not rows:
+        return ""
+    columns = list(rows[0])
+    lines = [columns, ["---"] * len(columns), *([row[column] for column in columns] for row in rows)]
+    return "\n".join(f"| {' | '.join(cell(item) for item in line)} |" for line in lines)
+
+
+def cell(text: str) -> str:
+    """Text that stays inside one cell of a markdown table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _in_flight(item: Measured) -> int:
+    return item.concurrency

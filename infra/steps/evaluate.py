@@ -1,0 +1,274 @@
+"""The evaluate step: predict acceptance from held-out states, then measure it where the draft is served."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.data.prompt import Prompt
+from infra.drafter import acceptance as chain
+from infra.drafter.walk import walk
+from infra.engines.bench import Measurement, Run, looping, run, summary, warm_up
+from infra.engines.client import Client
+from infra.errors import EngineError
+from infra.machine.host import memory_available
+from infra.steps.context import Round
+from infra.steps.results import Acceptance, Evaluation, Measured, Predicted, Speed
+from infra.steps.serving import Serving
+from infra.store.samples import Sample
+
+SERVER_OVERHEAD_BYTES = 4 << 30
+"""Memory of a CPU server besides weights: runtime, activations and a 2 GiB KV cache."""
+WARM_UP_PROMPTS = 4
+HELDOUT = "heldout"
+BLOCKS = 4
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Token ids of prompts that are served live."""
+
+    name: str
+    prompts: list[list[int]]
+    max_tokens: int
+    concurrencies: tuple[int, ...]
+
+
+def prompt_sets(round_: Round) -> list[PromptSet]:
+    """The evaluation prompts (first turns), and the held-out prompts for the comparison with the prediction."""
+    config = round_.config
+    evaluation = [_render(round_, prompt) for prompt in round_.evaluation_prompts]
+    longest = config.evaluate.prompts.max_prompt_tokens
+    heldout = [
+        sample.input_ids[: sample.loss_mask.index(1)]
+        for sample in heldout_samples(round_.samples, config.evaluate.heldout_count)
+    ]
+    busiest = max(config.evaluate.concurrencies)
+    return [
+        PromptSet(HELDOUT, heldout, config.generate.max_tokens, (busiest,)),
+        PromptSet(
+            "evaluation",
+            [ids for ids in evaluation if len(ids) <= longest],
+            config.evaluate.max_tokens,
+            config.evaluate.concurrencies,
+        ),
+    ]
+
+
+def heldout_samples(samples: Sequence[Sample], count: int) -> list[Sample]:
+    """The first ``count`` held-out samples: the prediction and the live run use the same ones."""
+    return [sample for sample in samples if sample.split == "heldout"][:count]
+
+
+def layout(round_: Round) -> str:
+    """How the two servers share the machine: ``interleaved`` when both fit, else ``abba``."""
+    asked = round_.config.evaluate.layout
+    if asked != "auto":
+        return asked
+    if round_.serving.device != "cpu":
+        return "abba"
+    needed = 2 * (2 * round_.target.shape.weight_bytes + SERVER_OVERHEAD_BYTES)
+    return "interleaved" if memory_available() > needed else "abba"
+
+
+@dataclass
+class LiveRuns:
+    """Runs gathered so far, by (prompt set, concurrency, with draft)."""
+
+    runs: dict[tuple[str, int, bool], list[Run]]
+
+    def add(self, key: tuple[str, int, bool], run: Run) -> None:
+        """Keep one block's run."""
+        self.runs.setdefault(key, []).append(run)
+
+    def of(self, name: str, concurrency: int, draft: bool) -> list[Run]:
+        """All blocks of one measurement."""
+        return self.runs[(name, concurrency, draft)]
+
+
+def measure(round_: Round, plain: Serving, drafted: Serving, sets: Sequence[PromptSet], how: str, say: Say) -> LiveRuns:
+    """Serve every prompt set without and with the draft.
+
+    Interleaved: both servers are up and blocks of prompts alternate A B B A, one block at a time, so that both see
+    the same noise. ``abba``: one server at a time, launched A B B A, half of the prompts each launch.
+    """
+    live = LiveRuns({})
+    order = ((False, 0), (True, 0), (True, 1), (False, 1))
+    if how == "interleaved":
+        plain.begin()
+        drafted.begin()
+        clients = {False: _warm(round_, plain, sets), True: _warm(round_, drafted, sets)}
+        for prompt_set in sets:
+            for concurrency in prompt_set.concurrencies:
+                blocks = split(prompt_set.prompts, BLOCKS, concurrency)
+                for number, block in enumerate(blocks):
+                    for with_draft in (False, True) if number % 2 == 0 else (True, False):
+                        _block(round_, clients[with_draft], prompt_set, block, concurrency, with_draft, live)
+                    say(f"{prompt_set.name} at {concurrency}: block {number + 1}/{len(blocks)} served")
+        return live
+    for with_draft, half in order:
+        serving = drafted if with_draft else plain
+        client = _warm(round_, serving, sets)
+        for prompt_set in sets:
+            for concurrency in prompt_set.concurrencies:
+                halves = [prompt_set.prompts[0::2], prompt_set.prompts[1::2]]
+                _block(round_, client, prompt_set, halves[half], concurrency, with_draft, live)
+                say(f"{prompt_set.name} at {concurrency}: half {half + 1}/2 served, draft: {with_draft}")
+        serving.stop()
+    return live
+
+
+def split(prompts: list[list[int]], blocks: int, concurrency: int) -> list[list[list[int]]]:
+    """At most ``blocks`` even blocks, none smaller than twice the concurrency unless there is only one."""
+    count = max(1, min(blocks, len(prompts) // (2 * concurrency)))
+    return [prompts[number::count] for number in range(count)]
+
+
+def judge(round_: Round, predicted: Predicted, live: LiveRuns, sets: Sequence[PromptSet], how: str) -> Evaluation:
+    """The live figures beside the prediction."""
+    measured = [
+        _measured(prompt_set.name, concurrency, live, round_.config.evaluate.drafts)
+        for prompt_set in sets
+        for concurrency in prompt_set.concurrencies
+    ]
+    reference = next(item for item in measured if item.prompts == HELDOUT)
+    return Evaluation(
+        engine=round_.config.serve_with,
+        engine_version=round_.versions[round_.config.serve_with],
+        drafts=round_.config.evaluate.drafts,
+        layout=how,
+        predicted=predicted,
+        measured=tuple(measured),
+        deviation=reference.acceptance.length / predicted.acceptance.length - 1,
+        tolerance=round_.config.evaluate.tolerance,
+    )
+
+
+def compared(evaluation: Evaluation) -> tuple[chain.Acceptance, chain.Acceptance]:
+    """(predicted, live) counts on the same held-out prompts, for the serving gate."""
+    live = next(item for item in evaluation.measured if item.prompts == HELDOUT)
+    return _counts(evaluation.predicted.acceptance), _counts(live.acceptance)
+
+
+def _counts(acceptance: Acceptance) -> chain.Acceptance:
+    accepted = tuple(round(share * acceptance.starts) for share in acceptance.by_position)
+    return chain.Acceptance(acceptance.starts, accepted)
+
+
+def _measured(name: str, concurrency: int, live: LiveRuns, drafts: int) -> Measured:
+    with_draft, plain = live.of(name, concurrency, True), live.of(name, concurrency, False)
+    drafted = summary(with_draft)
+    return Measured(
+        prompts=name,
+        concurrency=concurrency,
+        acceptance=_live_acceptance(with_draft, drafted, drafts),
+        draft=_speed(drafted),
+        plain=_speed(summary(plain)),
+        looping=sum(looping(answer) for answer in drafted.answers) / max(1, len(drafted.answers)),
+    )
+
+
+def _live_acceptance(runs: Sequence[Run], measurement: Measurement, drafts: int) -> Acceptance:
+    """From the engine's own counters; the interval from how many tokens each prompt's steps brought.
+
+    The counters are the engine's totals. A prompt's own steps are seen by the client: one piece of the stream a step.
+    """
+    counters = measurement.counters
+    if counters is None:
+        raise EngineError(
+            "the engine counts no drafts",
+            expected="counters of speculative decoding",
+            fix="read the engine's log: is the draft loaded?",
+        )
+    total = chain.Acceptance(counters.drafts, counters.accepted_per_position[:drafts])
+    parts = [
+        chain.Acceptance(item.pieces, (max(0, len(item.token_ids) - 1 - item.pieces),))
+        for single in runs
+        for item in single.timed
+        if item.pieces
+    ]
+    return _acceptance(total, parts)
+
+
+def _speed(measurement: Measurement) -> Speed:
+    return Speed(
+        output_tokens=measurement.output_tokens,
+        seconds=measurement.seconds,
+        tokens_per_second=measurement.tokens_per_second,
+        first_token_p50=measurement.ttft_p50,
+        first_token_p95=measurement.ttft_p95,
+        between_tokens_p50=measurement.itl_p50,
+        between_tokens_p95=measurement.itl_p95,
+    )
+
+
+def predict(round_: Round, draft: Path) -> Predicted:
+    """Walk the chain over the stored states of the held-out samples that are also served live."""
+    result = walk(
+        draft,
+        heldout_samples(round_.samples, round_.config.evaluate.heldout_count),
+        states_url=round_.settings.store,
+        states_prefix=round_.prefix("hidden"),
+        drafts=round_.config.evaluate.drafts,
+        workdir=round_.scratch / "walk",
+        run_dir=round_.settings.run_dir,
+    )
+    return Predicted(
+        acceptance=_acceptance(result.predicted, result.parts), joint=result.joint, conditional=result.conditional
+    )
+
+
+def _acceptance(total: chain.Acceptance, parts: Sequence[chain.Acceptance]) -> Acceptance:
+    interval = chain.bootstrap(parts)
+    return Acceptance(
+        length=total.length,
+        interval=(interval.low, interval.high),
+        by_position=total.by_position,
+        starts=total.starts,
+        prompts=len(parts),
+    )
+
+
+def _render(round_: Round, prompt: Prompt) -> list[int]:
+    return round_.chat.render(prompt.messages, round_.config.evaluate.prompts.template_args, add_generation_prompt=True)
+
+
+def _warm(round_: Round, serving: Serving, sets: Sequence[PromptSet]) -> Client:
+    """A client of the server when it is ready and has answered a few prompts that count nowhere."""
+    client = serving.ready(round_.config.generate.timeout_seconds)
+    warm_up(client, sets[-1].prompts[:WARM_UP_PROMPTS], concurrency=WARM_UP_PROMPTS)
+    return client
+
+
+def _block(
+    round_: Round,
+    client: Client,
+    prompt_set: PromptSet,
+    prompts: list[list[int]],
+    concurrency: int,
+    with_draft: bool,
+    live: LiveRuns,
+) -> None:
+    done = run(
+        client,
+        prompts,
+        max_tokens=prompt_set.max_tokens,
+        temperature=round_.config.evaluate.temperature,
+        concurrency=concurrency,
+    )
+    live.add((prompt_set.name, concurrency, with_draft), done)
+
+
+def draft_folder(round_: Round) -> Path:
+    """A local folder with this round's draft; fetched into scratch from a remote store."""
+    prefix = round_.prefix("draft")
+    local = round_.store.local_path(prefix)
+    if local is not None:
+        return local
+    folder = round_.scratch / f"draft-{round_.keys.draft}"
+    for item in round_.store.list(prefix):
+        path = folder / item.path.removeprefix(prefix).lstrip("/")
+        if not path.exists() or path.stat().st_size != item.size:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(round_.store.get(item.path))
+    return folder

@@ -1,0 +1,125 @@
+"""Which steps are done, judged by verified files only, and how long each took."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from infra.machine.host import folder_bytes
+from infra.steps.context import Round
+from infra.steps.extract import faulty_shards
+from infra.steps.generate import answers_done
+from infra.steps.prepare import samples_done
+from infra.steps.publish import publication_done
+from infra.steps.results import Evaluation, Report, Result, StepTime, Training
+from infra.steps.serving import Serving
+
+EVALUATION = "evaluation.json"
+TRAINING = "training.json"
+REPORT = "report.json"
+Kind = TypeVar("Kind", bound=Result)
+
+
+@dataclass
+class Step:
+    """One step while it runs; ``detail`` becomes a cell of the report."""
+
+    name: str
+    key: str
+    reused: bool = False
+    detail: str = ""
+
+
+@dataclass
+class Ledger:
+    """The steps of this run of the round, in order, and what the report should say of them.
+
+    Attributes:
+        peak_bytes: most bytes the round held at once in store and scratch, as far as it was looked at.
+        starts: seconds each engine took from launch to ready.
+    """
+
+    times: list[StepTime] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+    peak_bytes: int = 0
+
+    def started(self, serving: Serving) -> None:
+        """Note how long an engine took to start and which rungs it had to pass over."""
+        self.starts += serving.seconds_to_ready
+        self.notes += [
+            f"{serving.engine} for {serving.profile}: rung {rung} failed: {why}" for rung, why in serving.failed_rungs
+        ]
+
+    def look_at_disk(self, round_: Round) -> None:
+        """Measure what the round holds now."""
+        held = sum(
+            item.size
+            for step, key in round_.keys.items()
+            if step != "published"
+            for item in round_.store.list(round_.rounds.step_prefix(step, key))
+        )
+        self.peak_bytes = max(self.peak_bytes, held + folder_bytes(round_.scratch))
+
+    @contextmanager
+    def step(self, name: str, key: str = "") -> Iterator[Step]:
+        """Time one step; an exception leaves no entry."""
+        begin = time.monotonic()
+        step = Step(name, key)
+        yield step
+        self.times.append(
+            StepTime(step=name, key=key, seconds=time.monotonic() - begin, reused=step.reused, detail=step.detail)
+        )
+
+
+def read_result(round_: Round, step: str, name: str, kind: type[Kind]) -> Kind | None:
+    """A step's stored result, or None when it is not there or not whole."""
+    path = f"{round_.prefix(step)}/{name}"
+    if not round_.store.exists(path):
+        return None
+    try:
+        return kind.model_validate_json(round_.store.get(path))
+    except ValueError:
+        return None
+
+
+def write_result(round_: Round, step: str, name: str, result: Result) -> None:
+    """Store a step's result; it is what makes the step done, so it goes last."""
+    round_.store.put(f"{round_.prefix(step)}/{name}", result.model_dump_json(indent=1).encode())
+    round_.rounds.point(step, getattr(round_.keys, step), {"versions": round_.versions})
+
+
+def training_if_done(round_: Round) -> Training | None:
+    """The training result of this key, if the draft's files are whole."""
+    result = read_result(round_, "draft", TRAINING, Training)
+    if result is None:
+        return None
+    prefix = round_.prefix("draft")
+    return result if all(round_.store.exists(f"{prefix}/{name}") for name in result.files) else None
+
+
+def evaluation_if_done(round_: Round) -> Evaluation | None:
+    """The evaluation of this key."""
+    return read_result(round_, "eval", EVALUATION, Evaluation)
+
+
+def report_if_done(round_: Round) -> Report | None:
+    """The report of this key."""
+    return read_result(round_, "report", REPORT, Report)
+
+
+def done_steps(round_: Round) -> set[str]:
+    """Names of the steps whose results are there and verify (sizes and hashes of small files; not every checksum)."""
+    samples = samples_done(round_)
+    training = training_if_done(round_)
+    checks = {
+        "answers": samples or answers_done(round_),
+        "samples": samples,
+        "hidden": samples and (training is not None or not faulty_shards(round_, deep=False)),
+        "draft": training is not None,
+        "eval": evaluation_if_done(round_) is not None,
+        "published": publication_done(round_),
+        "report": report_if_done(round_) is not None,
+    }
+    return {name for name, done in checks.items() if done}

@@ -1,0 +1,247 @@
+"""What a round would need: samples, tokens, disk, memory, time, and what is done already."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from infra.config.round import RoundConfig, TargetShape
+from infra.config.settings import Settings
+from infra.errors import ConfigError, EngineError, EnvironmentBuildError, GateError, MissingTarget
+from infra.machine.host import free_disk, memory_available
+from infra.steps.context import Round
+from infra.steps.ledger import done_steps
+from infra.steps.rates import Rates, learnt_rates, reference_rates
+from infra.store.hidden import state_bytes_per_token
+
+BF16_BYTES = 2
+UNKNOWN_PROMPT_TOKENS = 120
+"""Mean prompt length assumed while the target's tokenizer is not at hand."""
+
+
+class PlannedStep(BaseModel):
+    """One step of the plan."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: str
+    key: str | None = Field(description="None while the target's revision or an engine's version is unknown.")
+    done: bool
+    seconds: float
+    disk_bytes: int
+    what: str
+
+
+class Plan(BaseModel):
+    """The plan of a round."""
+
+    model_config = ConfigDict(frozen=True)
+
+    round: str
+    samples: int
+    prompt_tokens: int
+    answer_tokens: int
+    tokens: int
+    bytes_per_token: int
+    shards: int
+    disk_bytes: int = Field(description="Most the round holds at once, in store and scratch, bytes.")
+    disk_free: int
+    memory_bytes: int
+    memory_free: int
+    seconds: float
+    steps: tuple[PlannedStep, ...]
+    rates: Rates
+    notes: tuple[str, ...]
+
+
+def make_plan(config: RoundConfig, settings: Settings) -> Plan:
+    """Plan a round without starting anything.
+
+    Raises:
+        ConfigError: neither the target nor its shape is known, or a tap does not exist in it.
+    """
+    round_ = Round(config, settings)
+    notes: list[str] = []
+    shape = _shape(round_, notes)
+    if config.extract.taps[-1] >= shape.layers:
+        raise ConfigError(
+            f"tap {config.extract.taps[-1]} does not exist: {config.target.name} has {shape.layers} layers",
+            expected=f"taps below {shape.layers}",
+        )
+    learnt = learnt_rates(round_)
+    parameters = shape.weight_bytes / BF16_BYTES
+    rates = learnt or reference_rates(round_.serving.device, parameters, round_.serving.tensor_parallel)
+    if learnt is None:
+        notes.append(f"times are {rates.origin}; after one round they are this machine's own")
+    samples, prompt_tokens = _prompts(round_, notes)
+    answer = config.generate.expected_tokens or rates.answer_tokens or 0.75 * config.generate.max_tokens
+    answer_tokens = round(samples * answer)
+    tokens = prompt_tokens + answer_tokens
+    size = state_bytes_per_token(config.extract.taps, shape.hidden_size)
+    keys, done = _keys(round_, notes)
+    steps = _steps(config, shape, rates, keys, done, samples, prompt_tokens, answer_tokens)
+    return Plan(
+        round=config.name,
+        samples=samples,
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        tokens=tokens,
+        bytes_per_token=size,
+        shards=max(1, -(-tokens * size // config.extract.shard_bytes)),
+        disk_bytes=sum(step.disk_bytes for step in steps),
+        disk_free=free_disk(_existing(settings)),
+        memory_bytes=_memory(round_, shape),
+        memory_free=memory_available(),
+        seconds=sum(step.seconds for step in steps if not step.done),
+        steps=tuple(steps),
+        rates=rates,
+        notes=tuple(notes),
+    )
+
+
+def plan_gate(config: RoundConfig, plan: Plan) -> None:
+    """Stop a round that does not fit.
+
+    Raises:
+        GateError: more disk, memory or time is needed than there is or than the budget allows.
+    """
+    open_bytes = sum(step.disk_bytes for step in plan.steps if not step.done)
+    if open_bytes > plan.disk_free:
+        raise GateError(
+            "plan",
+            f"round {plan.round} still needs {gib(open_bytes)} of disk and {gib(plan.disk_free)} are free",
+            fix="free space, lower prompts.count, or put the store elsewhere (EAGLE3_STORE_URL)",
+        )
+    budget = config.budget
+    if budget.disk_bytes is not None and plan.disk_bytes > budget.disk_bytes:
+        raise GateError(
+            "plan",
+            f"round {plan.round} needs {gib(plan.disk_bytes)} of disk, its budget is {gib(budget.disk_bytes)}",
+            fix="raise budget.disk_bytes or lower prompts.count",
+        )
+    if budget.hours is not None and plan.seconds > budget.hours * 3600:
+        raise GateError(
+            "plan",
+            f"round {plan.round} would take {plan.seconds / 3600:.1f} h, its budget is {budget.hours} h",
+            fix="raise budget.hours or lower prompts.count",
+        )
+    uses_cpu = any(engine.device == "cpu" for engine in config.engines.values())
+    if uses_cpu and plan.memory_bytes > plan.memory_free:
+        raise GateError(
+            "plan",
+            f"round {plan.round} needs {gib(plan.memory_bytes)} of memory and {gib(plan.memory_free)} are free",
+            fix="end what else uses memory",
+        )
+
+
+def gib(size: float) -> str:
+    """Bytes in the unit that people read."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size / 1e3:.1f} kB"
+
+
+def draft_parameters(shape: TargetShape, taps: int, layers: int, draft_vocab: int) -> tuple[int, int]:
+    """(trained, stored) parameters of a Llama-shaped EAGLE-3 draft, estimated from the target's width.
+
+    The first layer's attention reads embedding and state side by side (2 x hidden); the MLP is taken as 8/3 wide.
+    """
+    hidden = shape.hidden_size
+    attention = (2 * hidden) * hidden * 2 + 2 * hidden * hidden
+    trained = taps * hidden * hidden + layers * (attention + 8 * hidden * hidden) + draft_vocab * hidden
+    return trained, trained + shape.vocab_size * hidden
+
+
+def _shape(round_: Round, notes: list[str]) -> TargetShape:
+    try:
+        return round_.target.shape
+    except MissingTarget as error:
+        shape = round_.config.target.shape
+        if shape is None:
+            raise ConfigError(
+                f"nothing is known of target {round_.config.target.name}: {error.what}",
+                fix=error.fix or "give target.shape in the round",
+            ) from error
+        how = "the round will fetch it" if round_.config.target.fetch else error.fix
+        notes.append(f"target {round_.config.target.name} is not here ({how}); its shape is taken from the round")
+        return shape
+
+
+def _prompts(round_: Round, notes: list[str]) -> tuple[int, int]:
+    """(samples, prompt tokens); later turns repeat the conversation, so they count with what came before."""
+    config = round_.config
+    samples = sum(1 + len(prompt.turns) for prompt in round_.prompts)
+    answer = config.generate.expected_tokens or 0.75 * config.generate.max_tokens
+    try:
+        chat = round_.chat
+    except MissingTarget:
+        notes.append(f"prompts are taken as {UNKNOWN_PROMPT_TOKENS} tokens each until the tokenizer is here")
+        return samples, samples * UNKNOWN_PROMPT_TOKENS
+    total = 0.0
+    for prompt in round_.prompts:
+        length = float(len(chat.render(prompt.messages, config.prompts.template_args, add_generation_prompt=True)))
+        for turn in range(1 + len(prompt.turns)):
+            total += length
+            if turn < len(prompt.turns):
+                length += answer + len(chat.encode(prompt.turns[turn])) + 8
+    return samples, round(total)
+
+
+def _keys(round_: Round, notes: list[str]) -> tuple[dict[str, str], set[str]]:
+    try:
+        return dict(round_.keys.items()), done_steps(round_)
+    except (MissingTarget, EnvironmentBuildError, EngineError) as error:
+        notes.append(f"keys are not known yet: {error.what}")
+        return {}, set()
+
+
+def _steps(
+    config: RoundConfig,
+    shape: TargetShape,
+    rates: Rates,
+    keys: dict[str, str],
+    done: set[str],
+    samples: int,
+    prompt_tokens: int,
+    answer_tokens: int,
+) -> list[PlannedStep]:
+    tokens = prompt_tokens + answer_tokens
+    states = tokens * state_bytes_per_token(config.extract.taps, shape.hidden_size)
+    vocab = config.prepare.draft_vocab_size or shape.vocab_size
+    trained, stored = draft_parameters(shape, len(config.extract.taps), config.train.layers, vocab)
+    train_tokens = tokens * (1 - config.prepare.heldout) * config.train.epochs
+    if config.train.max_steps is not None:
+        train_tokens = min(train_tokens, config.train.max_steps * config.train.sequence_tokens)
+    live = 2 * config.evaluate.max_tokens * config.evaluate.prompts.count * len(config.evaluate.concurrencies)
+    live += 2 * answer_tokens // max(1, samples) * config.evaluate.heldout_count
+    rows = (
+        ("answers", rates.start_seconds + answer_tokens / rates.generate_tokens, 6 * tokens, f"{samples} answers"),
+        ("samples", 2.0, 4 * tokens, f"{tokens:,} tokens"),
+        ("hidden", rates.start_seconds + tokens / rates.extract_tokens, states, f"{gib(states)} of states"),
+        (
+            "draft",
+            20 + train_tokens / rates.train_tokens,
+            4 * stored + 3 * 4 * trained + 4 * stored,
+            f"{config.train.epochs} epochs, {stored / 1e6:.0f}M parameters",
+        ),
+        ("eval", 1.5 * rates.start_seconds + live / rates.serve_tokens, 1 << 16, f"{live:,} tokens served"),
+        ("published", 2.0, 2 * stored, "the draft in vLLM's layout"),
+        ("report", 5.0, 1 << 19, "report.md and figures"),
+    )
+    return [
+        PlannedStep(step=step, key=keys.get(step), done=step in done, seconds=seconds, disk_bytes=int(size), what=what)
+        for step, seconds, size, what in rows
+    ]
+
+
+def _memory(round_: Round, shape: TargetShape) -> int:
+    if round_.serving.device != "cpu":
+        return 8 << 30
+    return 2 * shape.weight_bytes + (4 << 30)
+
+
+def _existing(settings: Settings) -> Path:
+    folder = settings.state_dir
+    while not folder.exists():
+        folder = folder.parent
+    return folder

@@ -1,0 +1,50 @@
+"""What a round needs and this machine lacks, each in one plain sentence."""
+
+from infra.config.round import RoundConfig
+from infra.config.settings import Settings
+from infra.config.target import open_target
+from infra.engines.base import find_engine
+from infra.engines.environments import environment_python
+from infra.errors import ConfigError, EngineError, EnvironmentBuildError, MissingTarget
+from infra.machine.gpu import GpuReport
+
+
+def faults(config: RoundConfig, settings: Settings, gpus: GpuReport) -> list[str]:
+    """Everything that would stop the round later, found now; empty when the machine is fit."""
+    return [*_target_faults(config, settings), *_engine_faults(config, settings), *_gpu_faults(config, gpus)]
+
+
+def _target_faults(config: RoundConfig, settings: Settings) -> list[str]:
+    try:
+        target = open_target(config.target, settings.models_dir)
+    except (MissingTarget, ConfigError) as error:
+        return [str(error)]
+    if config.extract.taps[-1] >= target.shape.layers:
+        return [f"tap {config.extract.taps[-1]} does not exist: {target.name} has {target.shape.layers} layers"]
+    return []
+
+
+def _engine_faults(config: RoundConfig, settings: Settings) -> list[str]:
+    found = []
+    for engine in sorted({config.serve_with, config.extract.engine}):
+        try:
+            find_engine(engine)
+            environment_python(f"{engine}-{config.engines[engine].device}", settings.cache_dir)
+        except (EngineError, EnvironmentBuildError) as error:
+            found.append(str(error))
+    return found
+
+
+def _gpu_faults(config: RoundConfig, report: GpuReport) -> list[str]:
+    found = []
+    for name, engine in sorted(config.engines.items()):
+        if engine.device != "cuda":
+            continue
+        if len(report.gpus) < engine.tensor_parallel:
+            found.append(
+                f"{name} needs {engine.tensor_parallel} GPUs and this machine has {len(report.gpus)}"
+                + (f" ({report.reason})" if not report.present else "")
+            )
+    if any(engine.device == "cuda" for engine in config.engines.values()) and len(report.gpus) < config.train.devices:
+        found.append(f"training wants {config.train.devices} GPUs and this machine has {len(report.gpus)}")
+    return found

@@ -1,0 +1,53 @@
+"""The prepare step: answers become samples, the data gate judges them."""
+
+import json
+
+from infra.data.build import build_samples
+from infra.data.gate import data_gate
+from infra.steps.context import Round
+from infra.store.answers import read_answers
+from infra.store.samples import samples_fault, write_samples
+
+COUNTS = "counts.json"
+
+
+def samples_done(round_: Round) -> bool:
+    """Whether the samples of this key are complete and verify."""
+    return samples_fault(round_.store, round_.prefix("samples")) is None
+
+
+def prepare(round_: Round) -> bool:
+    """Build, judge and write the samples of this round's key; returns whether they were there already.
+
+    Raises:
+        GateError: the data gate stops.
+    """
+    if samples_done(round_):
+        return True
+    prefix = round_.prefix("samples")
+    answers = read_answers(round_.store, round_.prefix("answers")).values()
+    built = build_samples(answers, round_.config.prepare, seed=round_.config.prompts.seed)
+    data_gate(
+        built.samples,
+        built,
+        round_.config.generate,
+        vocab_size=round_.target.shape.vocab_size,
+        training=round_.prompts,
+        evaluation=round_.evaluation_prompts,
+    )
+    counts = {
+        "truncated": built.truncated,
+        "empty": built.empty,
+        "refused": built.refused,
+        "cut": built.cut,
+        **built.dropped,
+    }
+    round_.store.put(f"{prefix}/{COUNTS}", json.dumps(counts, indent=1).encode())
+    write_samples(round_.store, prefix, built.samples)
+    return False
+
+
+def sample_counts(round_: Round) -> dict[str, int]:
+    """What was truncated, empty, refused, cut or left out on the way."""
+    counts: dict[str, int] = json.loads(round_.store.get(f"{round_.prefix('samples')}/{COUNTS}"))
+    return counts

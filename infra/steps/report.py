@@ -1,0 +1,105 @@
+"""The report step: the whole round in one object, report.md with figures, and what the next plan learns from it."""
+
+import json
+
+from infra.report.figures import all_figures, data_uri
+from infra.report.markdown import report as render
+from infra.steps.context import Round
+from infra.steps.ledger import REPORT, Ledger, write_result
+from infra.steps.plan import Plan
+from infra.steps.prepare import sample_counts
+from infra.steps.publish import draft_name, published_prefix
+from infra.steps.rates import Rates, learn
+from infra.steps.results import Evaluation, Report, Training
+
+
+def build_report(round_: Round, plan: Plan, training: Training, evaluation: Evaluation, ledger: Ledger) -> Report:
+    """Everything known about the round at this moment."""
+    engine = round_.config.extract.engine
+    samples = round_.samples
+    counts = {
+        "samples": len(samples),
+        "tokens": sum(len(sample.input_ids) for sample in samples),
+        "supervised_tokens": sum(sum(sample.loss_mask) for sample in samples),
+        **sample_counts(round_),
+    }
+    return Report(
+        round=round_.config.name,
+        description=round_.config.description,
+        target=round_.target.name,
+        target_revision=round_.target.revision,
+        draft=draft_name(round_),
+        published=f"{round_.settings.store}/{published_prefix(round_)}/vllm",
+        taps=round_.config.extract.taps,
+        engine=engine,
+        engine_version=round_.versions[engine],
+        versions=round_.versions,
+        steps=tuple(ledger.times),
+        counts=counts,
+        training=training,
+        evaluation=evaluation,
+        planned_disk_bytes=plan.disk_bytes,
+        used_disk_bytes=ledger.peak_bytes,
+        planned_seconds=plan.seconds,
+        used_seconds=sum(item.seconds for item in ledger.times),
+        notes=tuple(ledger.notes),
+    )
+
+
+def write_report(round_: Round, report: Report) -> str:
+    """Store report.md, its figures and, last, report.json; returns report.md's URL."""
+    prefix = round_.prefix("report")
+    figures = all_figures(report)
+    for name, data in figures.items():
+        round_.store.put(f"{prefix}/{name}.png", data)
+    text = render(report, {name: f"{name}.png" for name in figures})
+    round_.store.put(f"{prefix}/report.md", text.encode())
+    write_result(round_, "report", REPORT, report)
+    return f"{round_.settings.store}/{prefix}/report.md"
+
+
+def inline_report(report: Report) -> str:
+    """report.md with the figures inside, for the UI."""
+    return render(report, {name: data_uri(data) for name, data in all_figures(report).items()})
+
+
+def write_provenance(round_: Round, revision: str) -> None:
+    """Keep the resolved round, the versions and the code's git revision beside the results."""
+    round_.rounds.write_round_yaml(
+        json.dumps(
+            {
+                "round": round_.config.model_dump(mode="json"),
+                "versions": round_.versions,
+                "target_revision": round_.target.revision,
+                "code": revision,
+            },
+            indent=1,
+        )
+    )
+
+
+def learn_from(round_: Round, report: Report, ledger: Ledger) -> None:
+    """Remember this machine's speeds, when the round did every step itself."""
+    seconds = {item.step: item.seconds for item in report.steps if not item.reused}
+    needed = ("generate", "extract", "train", "evaluate")
+    if any(name not in seconds for name in needed) or not ledger.starts:
+        return
+    start = sum(ledger.starts) / len(ledger.starts)
+    tokens, answers = report.counts["tokens"], report.counts["supervised_tokens"]
+    served = sum(item.draft.output_tokens + item.plain.output_tokens for item in report.evaluation.measured)
+
+    def rate(amount: float, step: str, without: float) -> float:
+        return amount / max(1.0, seconds[step] - without)
+
+    learn(
+        round_,
+        Rates(
+            start_seconds=start,
+            generate_tokens=rate(answers, "generate", start),
+            extract_tokens=rate(tokens, "extract", 0.5 * start),
+            train_tokens=rate(report.training.tokens, "train", 20),
+            serve_tokens=rate(served, "evaluate", 1.5 * start),
+            answer_tokens=answers / report.counts["samples"],
+            origin="measured here in an earlier round",
+        ),
+    )

@@ -1,0 +1,55 @@
+"""What every store backend offers, and the words they share."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from infra.errors import StoreError
+
+TEMPORARY_PREFIX = ".put-"
+
+
+class ObjectMissing(StoreError):
+    """The object asked for is not in the store."""
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """One object of a store.
+
+    Attributes:
+        path: path inside the store, parts joined by ``/``.
+        size: bytes.
+        modified: time of the last write, seconds since the epoch.
+    """
+
+    path: str
+    size: int
+    modified: float
+
+
+class Backend(Protocol):
+    """The operations behind :class:`infra.store.objects.ObjectStore`; paths arrive validated."""
+
+    def put(self, path: str, data: bytes | bytearray | Path, if_absent: bool) -> bool: ...
+
+    def get(self, path: str) -> bytes: ...
+
+    def get_range(self, path: str, start: int, length: int) -> bytes: ...
+
+    def size(self, path: str) -> int | None: ...
+
+    def iter_objects(self, prefix: str) -> Iterator[ObjectInfo]: ...
+
+    def folders(self, prefix: str) -> list[str]: ...
+
+    def delete(self, path: str) -> None: ...
+
+    def prune(self, prefix: str) -> None: ...
+
+    def local_path(self, path: str) -> Path | None: ...
+
+    def free_bytes(self) -> int | None: ...
+
+    def sweep_temporaries(self, older_than_seconds: float | None) -> int: ...

@@ -1,0 +1,158 @@
+"""A store in a folder: an object appears whole or not at all."""
+
+import fcntl
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from infra.errors import StoreError
+from infra.store.base import TEMPORARY_PREFIX, ObjectInfo, ObjectMissing
+
+YOUNG_SECONDS = 60.0
+
+
+class FolderBackend:
+    """Objects as files below ``root``.
+
+    A writer holds a lock on its temporary file for as long as it lives, so a sweep knows dead writers'
+    leftovers from files being written, whichever process, container or host writes them.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def put(self, path: str, data: bytes | bytearray | Path, if_absent: bool) -> bool:
+        target = self.root / path
+        temporary = target.parent / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("xb") as stream:
+                fcntl.flock(stream, fcntl.LOCK_EX)
+                _fill(stream, data)
+                stream.flush()
+                os.fsync(stream.fileno())
+                placed = _place(temporary, target, if_absent)
+        except OSError as error:
+            raise StoreError(f"could not write {path} below {self.root}: {error.strerror or error}") from error
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
+        _sync_folders(target.parent, self.root)
+        return placed
+
+    def get(self, path: str) -> bytes:
+        with self._open(path) as stream:
+            return stream.read()
+
+    def get_range(self, path: str, start: int, length: int) -> bytes:
+        with self._open(path) as stream:
+            stream.seek(start)
+            return stream.read(length)
+
+    def size(self, path: str) -> int | None:
+        target = self.root / path
+        try:
+            return target.stat().st_size if target.is_file() else None
+        except FileNotFoundError:
+            return None
+
+    def iter_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+        for folder, _, names in os.walk(self.root / prefix):
+            for name in names:
+                if name.startswith(TEMPORARY_PREFIX):
+                    continue
+                file = Path(folder, name)
+                with suppress(FileNotFoundError):  # deleted since the folder was read
+                    status = file.stat()
+                    yield ObjectInfo(file.relative_to(self.root).as_posix(), status.st_size, status.st_mtime)
+
+    def folders(self, prefix: str) -> list[str]:
+        try:
+            with os.scandir(self.root / prefix) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def delete(self, path: str) -> None:
+        (self.root / path).unlink(missing_ok=True)
+
+    def prune(self, prefix: str) -> None:
+        """Remove the empty folders below ``prefix``, itself included; those that fill up meanwhile stay."""
+        for folder, _, _ in os.walk(self.root / prefix, topdown=False):
+            with suppress(OSError):
+                Path(folder).rmdir()
+
+    def local_path(self, path: str) -> Path | None:
+        return self.root / path
+
+    def free_bytes(self) -> int | None:
+        folder = self.root
+        while not folder.exists():
+            folder = folder.parent
+        return shutil.disk_usage(folder).free
+
+    def sweep_temporaries(self, older_than_seconds: float | None) -> int:
+        """Files younger than the bound (a minute) are left: their writer may be about to lock them."""
+        bound = time.time() - (YOUNG_SECONDS if older_than_seconds is None else older_than_seconds)
+        swept = 0
+        for folder, _, names in os.walk(self.root):
+            for name in names:
+                if name.startswith(TEMPORARY_PREFIX):
+                    swept += _sweep(Path(folder, name), bound)
+        return swept
+
+    def _open(self, path: str) -> BinaryIO:
+        try:
+            return (self.root / path).open("rb")
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise ObjectMissing(f"there is no object {path} below {self.root}") from error
+
+
+def _fill(stream: BinaryIO, data: bytes | bytearray | Path) -> None:
+    if isinstance(data, Path):
+        with data.open("rb") as source:
+            shutil.copyfileobj(source, stream, 8 << 20)
+    else:
+        stream.write(data)
+
+
+def _place(temporary: Path, target: Path, if_absent: bool) -> bool:
+    """Give the finished file its name; a hard link never overwrites, a rename does."""
+    if not if_absent:
+        os.replace(temporary, target)
+        return True
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _sync_folders(folder: Path, root: Path) -> None:
+    """Make the new name durable, and the folders' own names up to the root: they may be new too."""
+    while True:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if folder == root or folder == folder.parent:
+            return
+        folder = folder.parent
+
+
+def _sweep(file: Path, bound: float) -> bool:
+    try:
+        with file.open("rb") as stream:
+            if os.fstat(stream.fileno()).st_mtime > bound:
+                return False
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.unlink()
+            return True
+    except (FileNotFoundError, BlockingIOError):
+        return False

@@ -1,0 +1,178 @@
+"""Objects in a store: a folder or an S3 bucket, with one atomic write."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from infra.errors import StoreError
+from infra.store.base import TEMPORARY_PREFIX, Backend, ObjectInfo, ObjectMissing
+from infra.store.filesystem import FolderBackend
+
+__all__ = ["ObjectInfo", "ObjectMissing", "ObjectStore"]
+
+# What makes other objects count is deleted before them, so a broken-off delete leaves no manifest of nothing.
+MARKERS = frozenset({"current.json", "manifest.parquet", "manifest.json", "done.json"})
+READ_BYTES = 32 << 20
+Names = list[str]  # inside the class, `list` is the method
+
+
+class ObjectStore:
+    """Named objects below one URL.
+
+    Picklable; connections are opened at first use and never travel to another process.
+
+    Args:
+        url: ``file:///folder`` (or a plain path) or ``s3://bucket/prefix``.
+        storage_options: further arguments for s3fs, such as ``key`` and ``secret``; else the environment's
+            ``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` ... are used.
+
+    Raises:
+        StoreError: the URL is of no kind that this store can write to atomically.
+    """
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._options = dict(storage_options or {})
+        self._backend: Backend | None = None
+        if "://" in self.url and not self.url.startswith(("file://", "s3://")):
+            raise StoreError(
+                f"the store {self.url} is of a kind that is not supported",
+                expected="file:///folder or s3://bucket/prefix",
+                fix="set EAGLE3_STORE_URL",
+            )
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({self.url!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_backend": None}
+
+    def put(self, path: str, data: bytes | bytearray | Path, *, if_absent: bool = False) -> bool:
+        """Write one object: afterwards it is there whole, or the store is as before.
+
+        Args:
+            path: where, ``/`` between the parts.
+            data: the bytes, or a file that is streamed.
+            if_absent: do not overwrite; of several writers exactly one wins.
+
+        Returns:
+            False when ``if_absent`` and the object was there already.
+
+        Raises:
+            StoreError: it could not be written (disk full, no access ...); nothing is left behind.
+        """
+        return self._open.put(_checked(path), data, if_absent)
+
+    def get(self, path: str) -> bytes:
+        """The whole object.
+
+        Raises:
+            ObjectMissing: it is not there.
+        """
+        return self._open.get(_checked(path))
+
+    def get_range(self, path: str, start: int, length: int) -> bytes:
+        """``length`` bytes from byte ``start``.
+
+        Raises:
+            ObjectMissing: it is not there.
+            StoreError: the object ends before.
+        """
+        data = self._open.get_range(_checked(path), start, length)
+        if len(data) != length:
+            raise StoreError(
+                f"object {path} ends early: {len(data)} bytes from byte {start}", expected=f"{length} bytes"
+            )
+        return data
+
+    def iter_chunks(self, path: str) -> Iterator[bytes]:
+        """The object's bytes in pieces of bounded size."""
+        left, start = self.size(path), 0
+        while left:
+            chunk = self.get_range(path, start, min(left, READ_BYTES))
+            yield chunk
+            start, left = start + len(chunk), left - len(chunk)
+
+    def checksum(self, path: str) -> str:
+        """SHA-256 of the object, hex."""
+        digest = hashlib.sha256()
+        for chunk in self.iter_chunks(path):
+            digest.update(chunk)
+        return digest.hexdigest()
+
+    def exists(self, path: str) -> bool:
+        """Whether the object is there. Its being there proves nothing about its bytes."""
+        return self._open.size(_checked(path)) is not None
+
+    def size(self, path: str) -> int:
+        """Size in bytes.
+
+        Raises:
+            ObjectMissing: it is not there.
+        """
+        size = self._open.size(_checked(path))
+        if size is None:
+            raise ObjectMissing(f"there is no object {path} in {self.url}")
+        return size
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        """The objects below the folder ``prefix``, by path; half-written ones are not among them."""
+        return sorted(self._open.iter_objects(_checked(prefix) if prefix else ""), key=lambda info: info.path)
+
+    def folders(self, prefix: str) -> Names:
+        """Names of the folders right below ``prefix``, sorted."""
+        return self._open.folders(_checked(prefix) if prefix else "")
+
+    def delete(self, path: str) -> None:
+        """Remove the object; it may be gone already."""
+        self._open.delete(_checked(path))
+
+    def delete_tree(self, prefix: str) -> int:
+        """Remove everything below ``prefix``; manifests and pointers go first. Returns the bytes freed."""
+        found = self.list(prefix)
+        for info in sorted(found, key=lambda info: info.path.rsplit("/", 1)[-1] not in MARKERS):
+            self._open.delete(info.path)
+        self._open.prune(prefix)
+        return sum(info.size for info in found)
+
+    def local_path(self, path: str) -> Path | None:
+        """The object's file when the store is a folder, else None."""
+        return self._open.local_path(_checked(path))
+
+    def free_bytes(self) -> int | None:
+        """Room left, bytes; None where a store has no bound."""
+        return self._open.free_bytes()
+
+    def sweep_temporaries(self, older_than_seconds: float | None = None) -> int:
+        """Remove what writers left that died while writing; a living writer's is never touched.
+
+        Args:
+            older_than_seconds: leave what is younger. Default: a minute in a folder (where a lock tells the
+                dead from the living), a day for a bucket's unfinished uploads (where only age does).
+
+        Returns:
+            How many leftovers went.
+        """
+        return self._open.sweep_temporaries(older_than_seconds)
+
+    @property
+    def _open(self) -> Backend:
+        if self._backend is None:
+            if self.url.startswith("s3://"):
+                from infra.store.remote import BucketBackend  # folders need none of the S3 packages
+
+                self._backend = BucketBackend(self.url, self._options)
+            else:
+                self._backend = FolderBackend(Path(self.url.removeprefix("file://")).absolute())
+        return self._backend
+
+
+def _checked(path: str) -> str:
+    """The path, if every part of it is a plain name."""
+    parts = path.split("/")
+    if any(part in {"", ".", ".."} or part.startswith(TEMPORARY_PREFIX) or "\0" in part for part in parts):
+        raise StoreError(
+            f"{path!r} is no path inside a store", expected="names joined by /, none empty, '.', '..' or '.put-...'"
+        )
+    return path

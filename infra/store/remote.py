@@ -1,0 +1,154 @@
+"""A store in an S3 bucket, through s3fs: one PUT or one completed multipart upload an object."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import fsspec
+from botocore.exceptions import BotoCoreError, ClientError
+
+from infra.errors import StoreError
+from infra.store.base import ObjectInfo, ObjectMissing
+
+PART_BYTES = 16 << 20
+PARTS_IN_FLIGHT = 4
+ABANDONED_SECONDS = 24 * 3600.0
+CONFLICT_ATTEMPTS = 5
+TROUBLE = (OSError, BotoCoreError, ClientError, aiohttp.ClientError, TimeoutError)
+Result = TypeVar("Result")
+
+
+class BucketBackend:
+    """Objects below ``bucket/prefix``; endpoint and credentials: environment (``AWS_*``) or ``options``."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        # Listings must be true now, and instances shared with other code would share its cache.
+        self._fs: Any = fsspec.filesystem("s3", use_listings_cache=False, skip_instance_cache=True, **options)
+        self._url = url.rstrip("/")
+        self._root: str = self._fs._strip_protocol(self._url)
+
+    def put(self, path: str, data: bytes | bytearray | Path, if_absent: bool) -> bool:
+        for attempt in range(CONFLICT_ATTEMPTS):
+            try:
+                self._upload(path, data, "create" if if_absent else "overwrite")
+                return True
+            except TROUBLE as error:
+                code = _code(error)
+                if if_absent and (isinstance(error, FileExistsError) or code in {"PreconditionFailed", "412"}):
+                    return False
+                if code in {"ConditionalRequestConflict", "409"} and attempt + 1 < CONFLICT_ATTEMPTS:
+                    time.sleep(0.1 * 2**attempt)
+                    continue
+                raise self._trouble(f"could not write {path}", error) from error
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def get(self, path: str) -> bytes:
+        return self._read(path, lambda: bytes(self._fs.cat_file(self._at(path))))
+
+    def get_range(self, path: str, start: int, length: int) -> bytes:
+        if length == 0:
+            return b""
+        return self._read(path, lambda: bytes(self._fs.cat_file(self._at(path), start=start, end=start + length)))
+
+    def size(self, path: str) -> int | None:
+        try:
+            info = self._call(f"could not look at {path}", lambda: self._fs.info(self._at(path)))
+        except ObjectMissing:
+            return None
+        return int(info["size"]) if info["type"] == "file" else None
+
+    def iter_objects(self, prefix: str) -> Iterator[ObjectInfo]:
+        where = self._at(prefix)
+        found = self._call(f"could not list {prefix or 'the store'}", lambda: self._fs.find(where, detail=True))
+        for name, info in sorted(found.items()):
+            inside = name[len(self._root) :].lstrip("/")
+            if prefix and not inside.startswith(f"{prefix}/"):
+                continue  # the object called like the prefix is not below it
+            yield ObjectInfo(inside, int(info["size"]), info["LastModified"].timestamp())
+
+    def folders(self, prefix: str) -> list[str]:
+        try:
+            entries = self._call(f"could not list {prefix}", lambda: self._fs.ls(self._at(prefix), detail=True))
+        except ObjectMissing:
+            return []
+        return sorted(entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "directory")
+
+    def delete(self, path: str) -> None:
+        try:
+            self._call(f"could not delete {path}", lambda: self._fs.rm_file(self._at(path)))
+        except ObjectMissing:
+            return
+
+    def prune(self, prefix: str) -> None:
+        """A bucket has no folders to remove."""
+
+    def local_path(self, path: str) -> Path | None:
+        return None
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def sweep_temporaries(self, older_than_seconds: float | None) -> int:
+        """Abort multipart uploads begun before the bound (a day); nothing tells whether their writer still lives."""
+        bound = time.time() - (ABANDONED_SECONDS if older_than_seconds is None else older_than_seconds)
+        bucket, _, prefix = self._root.partition("/")
+        where: dict[str, Any] = {"Bucket": bucket, "Prefix": f"{prefix}/" if prefix else ""}
+        swept = 0
+        while True:
+            page = self._call(
+                "could not list unfinished uploads", partial(self._fs.call_s3, "list_multipart_uploads", **where)
+            )
+            for upload in page.get("Uploads", []):
+                if upload["Initiated"].timestamp() <= bound:
+                    self._abort(bucket, upload["Key"], upload["UploadId"])
+                    swept += 1
+            if not page.get("IsTruncated"):
+                return swept
+            where |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+    def _upload(self, path: str, data: bytes | bytearray | Path, mode: str) -> None:
+        how: dict[str, Any] = {"mode": mode, "chunksize": PART_BYTES, "max_concurrency": PARTS_IN_FLIGHT}
+        if isinstance(data, Path):
+            self._fs.put_file(str(data), self._at(path), **how)
+        else:
+            self._fs.pipe_file(self._at(path), data, **how)
+
+    def _abort(self, bucket: str, key: str, upload: str) -> None:
+        try:
+            self._call(
+                f"could not abort the unfinished upload of {key}",
+                lambda: self._fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload),
+            )
+        except ObjectMissing:
+            return  # it ended meanwhile
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def _read(self, path: str, work: Callable[[], Result]) -> Result:
+        return self._call(f"could not read {path}", work)
+
+    def _call(self, what: str, work: Callable[[], Result]) -> Result:
+        try:
+            return work()
+        except FileNotFoundError as error:
+            raise ObjectMissing(f"{what}: it is not in {self._url}") from error
+        except TROUBLE as error:
+            raise self._trouble(what, error) from error
+
+    def _trouble(self, what: str, error: BaseException) -> StoreError:
+        return StoreError(
+            f"{what} in {self._url}: {type(error).__name__}: {error}",
+            fix="check AWS_ENDPOINT_URL, the credentials in the environment, and that the bucket exists",
+        )
+
+
+def _code(error: BaseException) -> str:
+    """S3's own error code, which s3fs keeps in the cause."""
+    for candidate in (error, error.__cause__):
+        if isinstance(candidate, ClientError):
+            return str(candidate.response.get("Error", {}).get("Code", ""))
+    return ""

@@ -1,0 +1,41 @@
+"""Evaluate: acceptance predicted from held-out states, then measured where the draft is served."""
+
+from prefect import get_run_logger, task
+
+from infra.drafter.acceptance import serving_gate
+from infra.steps import evaluate as steps
+from infra.steps.context import Round
+from infra.steps.ledger import EVALUATION, Ledger, Step, evaluation_if_done, write_result
+from infra.steps.results import Evaluation
+from infra.steps.serving import Serving
+from tasks.options import DELAYS, RETRIES, STEP, may_pass
+
+
+@task(task_run_name="evaluate", retries=RETRIES, retry_delay_seconds=DELAYS, retry_condition_fn=may_pass, **STEP)
+def evaluate(round_: Round, ledger: Ledger, step: Step) -> Evaluation:
+    """Serve the target without and with the draft; the serving gate compares with the prediction.
+
+    The servers load while the prediction is computed.
+    """
+    done = evaluation_if_done(round_)
+    if done is not None:
+        step.reused = True
+        return done
+    log = get_run_logger()
+    draft = steps.draft_folder(round_)
+    sets = steps.prompt_sets(round_)
+    how = steps.layout(round_)
+    with Serving(round_, "bench") as plain, Serving(round_, "bench", draft=draft) as drafted:
+        if how == "interleaved":
+            plain.begin()
+            drafted.begin()
+        predicted = steps.predict(round_, draft)
+        log.info(f"held-out states predict an acceptance length of {predicted.acceptance.length:.3f}")
+        live = steps.measure(round_, plain, drafted, sets, how, log.info)
+        ledger.started(plain)
+        ledger.started(drafted)
+    evaluation = steps.judge(round_, predicted, live, sets, how)
+    serving_gate(*steps.compared(evaluation), round_.config.evaluate.tolerance)
+    write_result(round_, "eval", EVALUATION, evaluation)
+    step.detail = f"{how}, {sum(item.acceptance.prompts for item in evaluation.measured)} prompts served twice"
+    return evaluation

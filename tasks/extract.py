@@ -1,0 +1,63 @@
+"""Extract and verify: hidden states of every sample, one task a shard."""
+
+from prefect import get_run_logger, task
+
+from infra.errors import GateError
+from infra.steps import extract as steps
+from infra.steps.context import Round
+from infra.steps.ledger import Ledger, Step, done_steps
+from infra.steps.serving import Serving
+from infra.store.hidden import ShardPlan
+from tasks.options import DELAYS, RETRIES, STEP, may_pass
+from tasks.progress import ProgressArtifact
+
+
+def extraction_is_due(round_: Round) -> bool:
+    """Whether hidden states of this key are missing as far as can be told before the samples are read."""
+    return "hidden" not in done_steps(round_)
+
+
+@task(task_run_name="extract", retries=RETRIES, retry_delay_seconds=DELAYS, retry_condition_fn=may_pass, **STEP)
+def extract(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
+    """Bring every shard to its manifest; shards that verify are left alone. A retry starts a fresh server."""
+    faults = steps.faulty_shards(round_, deep=False)
+    total = len(steps.shards_of(round_))
+    step.detail = f"{total - len(faults)} of {total} shards were there"
+    if not faults:
+        step.reused = True
+        server.stop()
+        return
+    for plan in faults:
+        steps.discard_shard(round_, plan)
+    extractor = server.extractor(round_.config.extract.timeout_seconds, get_run_logger().info)
+    with steps.Extraction(round_, extractor, list(faults), ProgressArtifact("extract", "hidden states")) as extraction:
+        for plan in faults:
+            extract_shard(extraction, plan, total)
+    ledger.started(server)
+    server.stop()
+
+
+@task(task_run_name="extract shard {plan.number} of {total}: rows {plan.first_row} to {plan.end_row}", **STEP)
+def extract_shard(extraction: steps.Extraction, plan: ShardPlan, total: int) -> None:
+    """One shard to its manifest, the engine already working on the next."""
+    extraction.shard(plan)
+
+
+@task(task_run_name="verify", **STEP)
+def verify(round_: Round, step: Step) -> None:
+    """Read every shard back with its checksums; the pointer to this generation is written only now.
+
+    Raises:
+        GateError: a shard does not verify; it is deleted, so that the next run does it again.
+    """
+    faults = steps.faulty_shards(round_, deep=True)
+    for plan in faults:
+        steps.discard_shard(round_, plan)
+    if faults:
+        raise GateError(
+            "capture",
+            f"{len(faults)} shards do not verify: " + "; ".join(list(faults.values())[:3]),
+            fix="start the round again: only these shards are done again",
+        )
+    round_.rounds.point("hidden", round_.keys.hidden, steps.generation(round_))
+    step.detail = f"{len(steps.shards_of(round_))} shards by checksum"

@@ -1,0 +1,39 @@
+"""Preflight: leftovers ended, target and engines there, machine fit; all in plain words before anything starts."""
+
+from prefect import get_run_logger, task
+
+from infra.engines.fetch import fetch_target
+from infra.errors import PreflightError
+from infra.machine.gpu import gpus
+from infra.machine.processes import reap
+from infra.steps.context import Round
+from infra.steps.preflight import faults
+from tasks.options import STEP
+
+
+@task(task_run_name="preflight {round_.config.name}", **STEP)
+def preflight(round_: Round) -> list[str]:
+    """Make the machine fit for the round or say all that is missing at once; returns what was cleaned up.
+
+    Raises:
+        PreflightError: the machine lacks something; every fault is named.
+    """
+    log = get_run_logger()
+    settings = round_.settings
+    ended = [
+        f"ended a leftover of an earlier run: {item.record.purpose}" for item in reap(settings.run_dir) if item.ended
+    ]
+    for line in ended:
+        log.warning(line)
+    target = round_.config.target
+    if target.fetch and target.source and not (settings.models_dir / target.name / "config.json").is_file():
+        fetch_target(target, settings.models_dir, settings.cache_dir, log.info)
+    report = gpus()
+    if not report.present:
+        log.info(f"no GPU: {report.reason}")
+    found = faults(round_.config, settings, report)
+    if found:
+        raise PreflightError(
+            f"this machine cannot run round {round_.config.name}: " + "; ".join(found), fix="mend these and start again"
+        )
+    return ended

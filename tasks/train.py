@@ -1,0 +1,35 @@
+"""Train: speculators' trainer in a guarded process, its metrics as artifacts."""
+
+import base64
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+from infra.report.figures import training_figure
+from infra.report.markdown import live_table
+from infra.steps import train as steps
+from infra.steps.context import Round
+from infra.steps.ledger import Step, evaluation_if_done, training_if_done
+from infra.steps.results import Training
+from tasks.options import STEP
+from tasks.progress import ProgressArtifact
+
+
+@task(task_run_name="look for draft and evaluation", **STEP)
+def states_are_needed(round_: Round) -> bool:
+    """Whether hidden states are still read: the draft is not trained or not evaluated yet."""
+    return training_if_done(round_) is None or evaluation_if_done(round_) is None
+
+
+@task(task_run_name="train {round_.config.train.epochs} epochs", **STEP)
+def train(round_: Round, step: Step) -> Training:
+    """Train the draft; an attempt that was killed is taken up at its last complete checkpoint."""
+    step.reused = training_if_done(round_) is not None
+    training = steps.train_draft(round_, ProgressArtifact("train", "training"))
+    figure = base64.b64encode(training_figure(training.history, training.validation)).decode()
+    create_markdown_artifact(key="training", markdown=f"![training](data:image/png;base64,{figure})")
+    create_table_artifact(
+        key="validation", table=live_table(training.validation), description="Held-out, after each epoch"
+    )
+    step.detail = f"{training.steps} steps" + (", resumed" if training.resumed else "")
+    return training

@@ -1,0 +1,355 @@
+"""`eagle3 up`, `down`, `round` with a real Prefect server and worker, and a stand-in for the flow."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from infra.config.load import ROUNDS
+from infra.machine.host import free_port, port_in_use
+
+CODE = Path(__file__).resolve().parents[2]
+PROFILES = 'active = "mine"\n\n[profiles.mine]\nPREFECT_API_URL = "http://192.0.2.1/api"\n'
+FLOW = '''
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from infra.config.round import RoundConfig
+from prefect import flow
+from prefect.runtime import flow_run
+
+NOTES = Path(os.environ["STAND_IN"])
+
+
+@flow(name="eagle3")
+def eagle3(config: RoundConfig, overrides: dict[str, Any] = {}) -> None:
+    """Stand-in: waits while the file `hold` exists."""
+    (NOTES / f"began-{flow_run.id}").write_text(f"{os.getcwd()} {config.train.epochs} {overrides}")
+    try:
+        while (NOTES / "hold").exists():
+            time.sleep(0.05)
+    finally:
+        (NOTES / f"ended-{flow_run.id}").touch()
+'''
+NIGHTLY = """
+from prefect import flow
+
+
+@flow(name="{name}")
+def {name}({parameters}) -> None:
+    pass
+"""
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 240) -> Any:
+    """The condition's value once it holds."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"did not happen within {seconds} s"
+        time.sleep(0.1)
+    return value
+
+
+@dataclass
+class Machine:
+    """A user's machine: home, checkout with stand-in flows, state folder, free port."""
+
+    base: Path
+    port: int = field(default_factory=free_port)
+
+    def __post_init__(self) -> None:
+        flows = self.base / "checkout" / "flows"
+        for folder in (flows, self.rounds, self.notes, self.profiles.parent):
+            folder.mkdir(parents=True)
+        self.profiles.write_text(PROFILES)
+        (flows / "eagle3.py").write_text(FLOW)
+        (flows / "reextract.py").write_text(NIGHTLY.format(name="reextract", parameters="rounds: list[str] = []"))
+        (flows / "cleanup.py").write_text(NIGHTLY.format(name="cleanup", parameters="dry_run: bool = True"))
+        (self.rounds / "tiny.yaml").write_text((ROUNDS / "tiny.yaml").read_text())
+
+    @property
+    def rounds(self) -> Path:
+        return self.base / "checkout" / "deployments" / "rounds"
+
+    @property
+    def notes(self) -> Path:
+        return self.base / "notes"
+
+    @property
+    def hold(self) -> Path:
+        return self.notes / "hold"
+
+    @property
+    def profiles(self) -> Path:
+        return self.base / "home" / ".prefect" / "profiles.toml"
+
+    @property
+    def api(self) -> str:
+        return f"http://127.0.0.1:{self.port}/api"
+
+    @property
+    def shell(self) -> dict[str, str]:
+        """Environment of a fresh shell of this user."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "EAGLE3_"))}
+        return kept | {"HOME": str(self.base / "home"), "PYTHONPATH": str(CODE), "COLUMNS": "200", "DO_NOT_TRACK": "1"}
+
+    @property
+    def env(self) -> dict[str, str]:
+        environment = {f"EAGLE3_ENV_{name}": sys.prefix for name in ("FLOWS", "VLLM_CPU")}
+        return (
+            self.shell
+            | environment
+            | {
+                "EAGLE3_STATE_DIR": str(self.base / "state"),
+                "EAGLE3_CACHE_DIR": str(self.base / "cache"),
+                "EAGLE3_API_PORT": str(self.port),
+                "EAGLE3_ROOT": str(self.base / "checkout"),
+                "STAND_IN": str(self.notes),
+            }
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "deployments.cli", *arguments]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=self.env, cwd=self.base, text=True, stdout=pipe, stderr=pipe)
+
+    def eagle3(self, *arguments: str, status: int = 0) -> str:
+        """Standard output of ``eagle3 ARGUMENTS`` (its standard error, if a failure is expected)."""
+        process = self.start(*arguments)
+        try:
+            output, errors = process.communicate(timeout=600)
+        finally:
+            process.kill()
+        assert process.returncode == status, f"eagle3 {arguments} -> {process.returncode}\n{output}\n{errors}"
+        return errors if status else output
+
+    def prefect(self, *arguments: str, **more: str) -> str:
+        """Output of ``prefect ARGUMENTS`` in a fresh shell."""
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", *arguments],
+            env=self.shell | more,
+            cwd=self.base / "checkout",
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            timeout=400,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        response = httpx.post(f"{self.api}/{path}", json=body, timeout=60)
+        response.raise_for_status()
+        return response.json()
+
+    def begin(self) -> str:
+        """Start eagle3/tiny; the run's id."""
+        run: str = json.loads(self.eagle3("run", "tiny", "--json"))["run"]
+        return run
+
+    def state(self, run: str) -> str:
+        name: str = httpx.get(f"{self.api}/flow_runs/{run}", timeout=60).json()["state"]["name"]
+        return name
+
+    def deployments(self) -> dict[str, dict[str, Any]]:
+        facts = (
+            "version",
+            "description",
+            "tags",
+            "parameters",
+            "entrypoint",
+            "work_pool_name",
+            "pull_steps",
+            "path",
+            "global_concurrency_limit",
+            "concurrency_options",
+            "parameter_openapi_schema",
+            "enforce_parameter_schema",
+            "paused",
+            "job_variables",
+        )
+        result = {}
+        for item in self.post("deployments/filter", {}):
+            limit = item["global_concurrency_limit"]
+            item["global_concurrency_limit"] = limit and limit["limit"]
+            item["parameter_openapi_schema"].pop("title", None)
+            schedules = [(s["active"], s["schedule"], s["slug"]) for s in item["schedules"]]
+            result[item["entrypoint"]] = {name: item[name] for name in facts} | {"schedules": schedules}
+        return result
+
+    def processes(self) -> list[str]:
+        """Command lines of everything that runs for this machine."""
+        mark = f"EAGLE3_STATE_DIR={self.base / 'state'}".encode()
+        found = []
+        for process in psutil.process_iter():
+            try:
+                environ = Path(f"/proc/{process.pid}/environ").read_bytes()
+                if mark in environ and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(" ".join(process.cmdline()))
+            except (OSError, psutil.NoSuchProcess):
+                continue
+        return found
+
+
+def last_state(machine: Machine, run: str) -> str:
+    """The run's state as the stopped server's database has it."""
+    with closing(sqlite3.connect(machine.base / "state" / "prefect" / "prefect.db")) as database:
+        [[name]] = database.execute("select state_name from flow_run where id = ?", [run])
+    return str(name)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return Machine(tmp_path_factory.mktemp("machine"))
+
+
+@pytest.fixture(scope="module")
+def up(machine: Machine) -> Iterator[Machine]:
+    machine.eagle3("up")
+    yield machine
+    machine.hold.unlink(missing_ok=True)
+    machine.eagle3("down")
+
+
+def test_up_again_changes_nothing(up: Machine) -> None:
+    before = json.loads(up.eagle3("status", "--json"))["stack"]
+    again = json.loads(up.eagle3("up", "--json"))
+    assert (again["server_pid"], again["worker_pid"]) == (before["server"]["pid"], before["worker"]["pid"])
+    assert len(up.post("automations/filter", {})) == 1
+    assert [limit["limit"] for limit in up.post("v2/concurrency_limits/filter", {}) if limit["name"] == "gpu"] == [1]
+
+
+def test_a_plain_prefect_in_a_fresh_shell_finds_it(up: Machine) -> None:
+    output = up.prefect("deployment", "run", "eagle3/tiny", "--watch", "--param", 'overrides={"train.epochs": 2}')
+    assert "finished successfully" in output
+    [note] = up.notes.glob("began-*")
+    assert note.read_text() == f"{up.base / 'checkout'} 5 {{'train.epochs': 2}}"
+
+
+def test_a_second_start_waits_until_the_first_has_ended(up: Machine) -> None:
+    up.hold.touch()
+    first = up.begin()
+    wait_for(lambda: (up.notes / f"began-{first}").exists())
+    second = up.begin()
+    wait_for(lambda: up.state(second) == "AwaitingConcurrencySlot")
+    listed = {run["id"]: run["state"] for run in json.loads(up.eagle3("status", "--json"))["runs"]}
+    assert listed[first] == "Running"
+    assert listed[second] in ("AwaitingConcurrencySlot", "Late")
+    up.hold.unlink()
+    wait_for(lambda: up.state(second) == "Completed")
+    ended, began = up.notes / f"ended-{first}", up.notes / f"began-{second}"
+    assert ended.stat().st_mtime <= began.stat().st_mtime
+
+
+def test_a_changed_round_file_is_noticed(up: Machine) -> None:
+    def said() -> str:
+        items = json.loads(up.eagle3("status", "--json"))["deployments"]
+        return {item["name"]: item["state"] for item in items}["eagle3/tiny"]
+
+    file = up.rounds / "tiny.yaml"
+    assert said() == "current"
+    file.write_text(file.read_text().replace("epochs: 5", "epochs: 6"))
+    assert said() == "changed"
+    up.eagle3("deploy")
+    assert said() == "current"
+
+
+def test_prefects_own_deploy_makes_the_same_deployments(up: Machine) -> None:
+    render = (
+        "from pathlib import Path; from deployments.catalogue import *;"
+        "Path('deployments/prefect.yaml').write_text(render(catalogue(Path.cwd())))"
+    )
+    subprocess.run([sys.executable, "-c", render], cwd=up.base / "checkout", env=up.shell, check=True)
+    ours = up.deployments()
+    up.prefect("deploy", "--prefect-file", "deployments/prefect.yaml", "--all")
+    theirs = up.deployments()
+    assert len(ours) == 3
+    assert theirs == ours
+
+
+def test_an_enabled_schedule_stays_enabled(up: Machine) -> None:
+    [nightly] = [
+        item for item in up.post("deployments/filter", {}) if item["entrypoint"] == "flows/reextract.py:reextract"
+    ]
+    schedule = nightly["schedules"][0]["id"]
+    url = f"{up.api}/deployments/{nightly['id']}/schedules/{schedule}"
+    httpx.patch(url, json={"active": True}, timeout=60).raise_for_status()
+    up.eagle3("deploy")
+    active = {name: item["schedules"][0][0] for name, item in up.deployments().items() if item["schedules"]}
+    assert active == {"flows/reextract.py:reextract": True, "flows/cleanup.py:cleanup": False}
+
+
+def test_down_cancels_what_runs_and_leaves_nothing(up: Machine) -> None:
+    up.hold.touch()
+    run = up.begin()
+    wait_for(lambda: (up.notes / f"began-{run}").exists())
+    assert 'active = "eagle3"' in up.profiles.read_text()
+    up.eagle3("down")
+    assert last_state(up, run) == "Cancelled"
+    assert (up.notes / f"ended-{run}").exists(), "the flow's own clean-up ran"
+    assert up.processes() == []
+    assert not port_in_use(up.port)
+    assert up.profiles.read_text() == PROFILES
+    assert json.loads(up.eagle3("down", "--json")) == {"stopped": False}
+
+
+def test_a_taken_port_is_said_with_its_holder(machine: Machine) -> None:
+    serve = f"server = socket.create_server(('127.0.0.1', {machine.port}))"
+    listen = f"import socket, sys; {serve}; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", listen], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        errors = machine.eagle3("up", status=1)
+        holder.terminate()
+    assert f"port {machine.port} is taken by another program, pid {holder.pid}" in errors
+    assert "EAGLE3_API_PORT" in errors
+    assert machine.profiles.read_text() == PROFILES
+
+
+def test_a_round_brings_its_own_stack_and_takes_it_away(machine: Machine) -> None:
+    machine.hold.unlink(missing_ok=True)
+    facts = json.loads(machine.eagle3("round", "tiny", "--set", "train.epochs=2", "--json"))
+    assert facts["state"] == "Completed"
+    assert (machine.notes / f"began-{facts['run']}").read_text().endswith("{'train.epochs': 2}")
+    assert machine.processes() == []
+    assert machine.profiles.read_text() == PROFILES
+
+
+def test_an_interrupted_round_is_cancelled(machine: Machine) -> None:
+    machine.hold.touch()
+    before = set(machine.notes.glob("began-*"))
+    process = machine.start("round", "tiny")
+    wait_for(lambda: set(machine.notes.glob("began-*")) - before)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert "is Cancelled" in errors
+    assert machine.processes() == []
+
+
+def test_a_killed_round_leaves_no_process(machine: Machine) -> None:
+    machine.hold.touch()
+    before = set(machine.notes.glob("began-*"))
+    process = machine.start("round", "tiny")
+    wait_for(lambda: set(machine.notes.glob("began-*")) - before)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: machine.processes() == [])
+    assert not port_in_use(machine.port)
+    machine.hold.unlink()
+    assert json.loads(machine.eagle3("round", "tiny", "--json"))["state"] == "Completed", "the queue is free again"

@@ -1,0 +1,206 @@
+"""The real trainer on a tiny random target: finished, killed, interrupted, and fed with the wrong states."""
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from infra.config.round import TrainConfig
+from infra.config.target import Target, read_shape, target_revision
+from infra.drafter.acceptance import bootstrap
+from infra.drafter.checkpoint import perturbed, publishable, verify_draft
+from infra.drafter.progress import TrainProgress
+from infra.drafter.trainer import TrainJob, train
+from infra.drafter.walk import walk
+from infra.drafter.walk_entry import draft_chains, load_draft
+from infra.errors import GateError, TrainingError
+from infra.machine.processes import recorded
+from infra.store.hidden import ShardWriter, StatesMeta, plan_shards, state_bytes_per_token
+from infra.store.objects import ObjectStore
+from infra.store.reader import StatesReader
+from infra.store.samples import Sample
+
+pytestmark = pytest.mark.timeout(900)
+TAPS = (1, 2, 3)
+PREFIX = "rounds/tiny/hidden/0123456789ab"
+TRAIN, HELDOUT, PROMPT, ANSWER = 20, 4, 6, 26
+
+
+class Stopped(Exception):
+    """Raised by a callback in the middle of a training."""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("targets") / "tiny"
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False, pad_token_id=None,
+        bos_token_id=None, eos_token_id=None, initializer_range=0.1,
+    )  # fmt: skip
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return Target(name="tiny", path=folder, shape=read_shape(folder), revision=target_revision(folder))
+
+
+@pytest.fixture(scope="module")
+def data(target: Target, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Sample]]:
+    """A store with the hidden states of greedy answers, and the samples."""
+    torch.manual_seed(1)
+    url = f"file://{tmp_path_factory.mktemp('store')}"
+    model = LlamaForCausalLM.from_pretrained(target.path, dtype=torch.float32).eval()
+    last: list[torch.Tensor] = []
+    model.model.layers[-1].register_forward_hook(
+        lambda _m, _i, out: last.append(out[0] if isinstance(out, tuple) else out)
+    )
+    tokens = torch.randint(0, 32, (TRAIN + HELDOUT, PROMPT))
+    with torch.no_grad():
+        for _ in range(ANSWER):
+            tokens = torch.cat([tokens, model(tokens).logits[:, -1:].argmax(-1)], dim=1)
+        hidden = model(tokens, output_hidden_states=True).hidden_states
+    states = torch.stack([*(hidden[tap] for tap in TAPS), last[-1]], dim=2).to(torch.bfloat16)
+    counts = [tokens.shape[1]] * len(tokens)
+    plan = plan_shards(counts, state_bytes_per_token(TAPS, 64), 1 << 16)
+    meta = StatesMeta(
+        taps=TAPS,
+        final="pre_norm",
+        dtype="bf16",
+        hidden_size=64,
+        engine="reference",
+        engine_version="1",
+        target_revision="r",
+    )
+    for shard in plan:
+        writer = ShardWriter(ObjectStore(url), PREFIX, shard, meta, 1 << 15)
+        for row in range(shard.first_row, shard.end_row):
+            writer.add(row, tokens[row], states[row])
+        writer.commit()
+    samples = [
+        Sample(
+            row=row, sample_id=f"s{row}", messages=[], input_ids=ids, loss_mask=[0] * PROMPT + [1] * ANSWER,
+            split="train" if row < TRAIN else "heldout", finish_reason="length", engine="reference", sampling={},
+        )
+        for row, ids in enumerate(tokens.tolist())
+    ]  # fmt: skip
+    return url, samples
+
+
+def job_in(workdir: Path, target: Target, url: str, **changes: object) -> TrainJob:
+    fields = {"epochs": 2, "sequence_tokens": 64, "learning_rate": 5e-3, "warmup": 0.0, **changes}
+    config = TrainConfig(**fields)  # type: ignore[arg-type]
+    return TrainJob(config, target, "cpu", TAPS, url, PREFIX, draft_vocab_size=128, workdir=workdir)
+
+
+def test_trains_to_the_end_and_the_draft_can_be_used(
+    tmp_path: Path, target: Target, data: tuple[str, list[Sample]]
+) -> None:
+    url, samples = data
+    seen: list[TrainProgress] = []
+    job = job_in(tmp_path / "work", target, url, epochs=6)
+    result = train(job, samples, run_dir=tmp_path / "run", on_metrics=seen.append)
+
+    assert result.steps == len(result.history) == 6 * TRAIN // 2
+    assert [item.step for item in result.history] == list(range(result.steps))
+    assert result.history[-1].loss < result.history[0].loss
+    assert [item.epoch for item in result.validations] == [0, 1, 2, 3, 4, 5]
+    assert len(result.validations[0].joint) == 3
+    assert seen[-1].done == seen[-1].total == result.steps
+    assert seen[-1].seconds_left == 0
+    assert 0 < result.coverage <= 1
+    assert result.tokens_per_second > 0
+    assert not result.reused
+    assert recorded(tmp_path / "run") == []
+
+    events = job.events.read_bytes()
+    again = train(job, samples, run_dir=tmp_path / "run")
+    assert again.reused
+    assert again.checkpoint == result.checkpoint
+    assert job.events.read_bytes() == events
+
+    draft = publishable(result.checkpoint, tmp_path / "draft", "org/tiny")
+    verify_draft(draft, job.shape)
+    assert str(target.path) not in (draft / "config.json").read_text()
+
+    sees_only_what_serving_has(draft, url)
+
+    def walked(folder: Path) -> float:
+        outcome = walk(
+            folder, samples[:TRAIN], states_url=url, states_prefix=PREFIX, drafts=3,
+            workdir=tmp_path / f"walk-{folder.name}", run_dir=tmp_path / "run",
+        )  # fmt: skip
+        assert [sample.row for sample in outcome.samples] == list(range(TRAIN))
+        assert bootstrap(outcome.parts).low <= outcome.predicted.length <= bootstrap(outcome.parts).high
+        assert outcome.joint[0] == outcome.conditional[0] >= outcome.joint[1] >= outcome.joint[2]
+        return outcome.predicted.length
+
+    wrong = perturbed(draft, tmp_path / "wrong", "layers_permuted")
+    assert walked(draft) > walked(wrong) >= 1.0
+
+
+def sees_only_what_serving_has(draft: Path, url: str) -> None:
+    """Draft k of position i comes from states up to i and tokens up to i + 1 + k, whatever follows."""
+    model = load_draft(draft)
+    row = StatesReader(url, PREFIX).read(TRAIN)
+    states, tokens = row["hidden_states"].clone(), row["token_ids"].clone()
+    chains = draft_chains(model, states, tokens, 3)
+    position = 11
+    states[position + 1 :] = 7.0
+    for step in range(3):
+        later = tokens.clone()
+        later[position + 2 + step :] = 0
+        assert draft_chains(model, states, later, 3)[step, position] == chains[step, position]
+    states[position] = -7.0
+    assert not torch.equal(draft_chains(model, states, tokens, 3)[:, position:], chains[:, position:])
+
+
+def test_goes_on_after_an_interrupt_and_after_kill_9(
+    tmp_path: Path, target: Target, data: tuple[str, list[Sample]]
+) -> None:
+    url, samples = data
+    run_dir = tmp_path / "run"
+    job = job_in(tmp_path / "work", target, url, max_steps=15, checkpoints_per_epoch=2)
+
+    def stop_at_two(progress: TrainProgress) -> None:
+        if progress.done >= 2:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        train(job, samples, run_dir=run_dir, on_metrics=stop_at_two)
+    assert recorded(run_dir) == []
+
+    def kill_after_a_checkpoint(progress: TrainProgress) -> None:
+        if progress.done >= 7:
+            for record in recorded(run_dir):
+                os.kill(record.child_pid, signal.SIGKILL)
+
+    with pytest.raises(TrainingError, match="status -9"):
+        train(job, samples, run_dir=run_dir, on_metrics=kill_after_a_checkpoint)
+    # What a kill in the middle of a save leaves behind.
+    torn = job.checkpoints / "1"
+    torn.mkdir(exist_ok=True)
+    (torn / "model.safetensors").write_bytes(b"\0" * 10)
+    with job.events.open("a") as stream:
+        stream.write('{"train": {"lo')
+
+    result = train(job, samples, run_dir=run_dir)
+    assert result.steps == len(result.history) == 15
+    assert result.resumed_at >= 5
+    assert json.loads((result.checkpoint / "training_state.json").read_text())["global_step"] in (10, 15)
+
+
+def test_states_of_other_tokens_stop_the_round(tmp_path: Path, target: Target, data: tuple[str, list[Sample]]) -> None:
+    url, samples = data
+    other = _with_tokens(samples, row=3, tokens=[(token + 1) % 32 for token in samples[3].input_ids])
+    with pytest.raises(GateError, match=r"training gate: row 3: the hidden states .* belong to other tokens"):
+        train(job_in(tmp_path / "work", target, url), other, run_dir=tmp_path / "run")
+    assert recorded(tmp_path / "run") == []
+
+
+def _with_tokens(samples: Sequence[Sample], row: int, tokens: list[int]) -> list[Sample]:
+    return [replace(sample, input_ids=tokens) if sample.row == row else sample for sample in samples]

@@ -1,0 +1,171 @@
+"""The vLLM engine, really run on CPU with the small target: answers, hidden states, measuring, stopping."""
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from infra.config.round import EngineConfig, RungConfig, TargetConfig
+from infra.config.settings import Settings
+from infra.config.target import Target, open_target
+from infra.engines.base import LaunchRequest, Server, engine_version, start
+from infra.engines.bench import run, summary
+from infra.engines.client import Client, RequestRefused
+from infra.engines.extraction import Extractor, States
+from infra.machine.processes import recorded
+
+pytestmark = pytest.mark.timeout(900)
+
+TAPS = (2, 15, 27)
+SENTENCE = (
+    "The quick brown fox jumps over the lazy dog while seven wizards mix a jug of quartz, and nobody asks why. " * 8
+)
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    machine = Settings()
+    return Settings(
+        state_dir=tmp_path_factory.mktemp("state"), cache_dir=machine.cache_dir, models_path=machine.models_dir
+    )
+
+
+@pytest.fixture(scope="module")
+def target(settings: Settings) -> Target:
+    return open_target(TargetConfig(name="SmolLM2-135M-Instruct"), settings.models_dir)
+
+
+@pytest.fixture(scope="module")
+def staging(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("staging")
+
+
+def config(*rungs: RungConfig) -> EngineConfig:
+    return EngineConfig(
+        device="cpu", max_model_len=512, ready_seconds=600, ladder=rungs or (RungConfig(name="default"),)
+    )
+
+
+@pytest.fixture(scope="module")
+def servers(settings: Settings, target: Target, staging: Path) -> Iterator[dict[str, Server]]:
+    """Two servers at once on one machine; the first one's first rung cannot work."""
+    ladder = (RungConfig(name="impossible", flags=("--no-such-flag",)), RungConfig(name="plain"))
+    extract = LaunchRequest(target, config(*ladder), "extract", taps=TAPS, staging=staging, concurrency=8)
+    bench = LaunchRequest(target, config(), "bench", concurrency=8)
+    with start("vllm", extract, settings) as first, start("vllm", bench, settings) as second:
+        phases: list[str] = []
+        first.wait_ready(phases.append)
+        second.wait_ready()
+        assert any("impossible" in words for words in phases), phases
+        yield {"extract": first, "bench": second}
+
+
+@pytest.fixture(scope="module")
+def client(servers: dict[str, Server]) -> Iterator[Client]:
+    with Client(servers["bench"].base_url) as talking:
+        yield talking
+
+
+def test_a_rung_that_cannot_work_is_followed_by_the_next_and_the_reason_is_kept(servers: dict[str, Server]) -> None:
+    assert servers["extract"].rung == "plain"
+    [(name, reason)] = servers["extract"].failed_rungs
+    assert name == "impossible"
+    assert "--no-such-flag" in reason
+    servers["extract"].check()
+
+
+def test_the_served_version_is_the_one_in_the_environments_metadata(
+    servers: dict[str, Server], settings: Settings
+) -> None:
+    assert servers["bench"].version == engine_version("vllm", "cpu", settings)
+
+
+def test_answers_come_as_token_ids_with_the_end_token(client: Client) -> None:
+    prompt = client.tokenize_chat(QUESTION)
+    answer = client.generate(prompt, max_tokens=24)
+    assert answer.prompt_ids == prompt
+    assert answer.finish_reason == "stop"
+    assert answer.token_ids[-1] == 2
+    cut = client.generate(prompt, max_tokens=2)
+    assert cut.finish_reason == "length"
+    assert cut.token_ids == answer.token_ids[:2]
+
+
+def test_a_prompt_that_does_not_fit_is_refused_and_the_server_goes_on(client: Client) -> None:
+    with pytest.raises(RequestRefused, match="512"):
+        client.generate([1] * 600, max_tokens=4)
+    assert client.generate([1, 504], max_tokens=1).token_ids
+
+
+def test_a_run_without_a_draft_is_measured(client: Client) -> None:
+    prompts = [client.tokenize_chat([{"role": "user", "content": f"Count to {number}."}]) for number in range(3, 9)]
+    measured = summary([run(client, prompts, max_tokens=12, concurrency=3)])
+    assert measured.counters is None
+    assert measured.output_tokens == sum(map(len, measured.answers)) > len(prompts)
+    assert measured.tokens_per_second == pytest.approx(measured.output_tokens / measured.seconds)
+    assert 0 < measured.ttft_p50 <= measured.ttft_p95 < measured.seconds
+    assert 0 < measured.itl_p50 <= measured.itl_p95 < measured.seconds
+
+
+def test_states_equal_the_references_at_every_tap(
+    servers: dict[str, Server], client: Client, target: Target, staging: Path
+) -> None:
+    text = client.tokenize_chat([{"role": "user", "content": SENTENCE}])
+    sequences = [text[:length] for length in (1, 7, 33, 64, 129, 200)]
+    with Client(servers["extract"].base_url) as extracting, ThreadPoolExecutor(len(sequences)) as threads:
+        extractor = Extractor(extracting, staging, TAPS, target.shape.hidden_size)
+        states = list(threads.map(extractor.extract, sequences))
+    assert list(staging.iterdir()) == []
+    reference = Reference(target)
+    for sequence, found in zip(sequences[1:], states[1:], strict=True):
+        assert found.token_ids.tolist() == sequence
+        layers = reference.layers(sequence)
+        for slot, tap in enumerate((*TAPS, target.shape.layers)):
+            error = median_error(found, slot, layers[tap])
+            neighbours = [median_error(found, slot, layers[near]) for near in (tap - 1, tap + 1) if near < len(layers)]
+            assert error < 0.08, (tap, len(sequence), error)
+            assert error < 0.5 * min(neighbours), (tap, len(sequence), error, neighbours)
+
+
+def test_stopping_leaves_no_process(servers: dict[str, Server], settings: Settings) -> None:
+    trees = [psutil.Process(record.child_pid) for record in recorded(settings.run_dir) if record.alive]
+    assert len(trees) == len(servers)
+    processes = [process for tree in trees for process in (tree, *tree.children(recursive=True))]
+    assert len(processes) > len(trees)
+    for server in servers.values():
+        server.stop()
+    assert not [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert not [record for record in recorded(settings.run_dir) if record.alive and record.owner_pid == os.getpid()]
+
+
+class Reference:
+    """The residual stream of transformers in fp32: index k enters layer k; the last one is before the final norm."""
+
+    def __init__(self, target: Target) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(target.path, dtype=torch.float32)
+
+    def layers(self, token_ids: Sequence[int]) -> list[torch.Tensor]:
+        outputs: list[torch.Tensor] = []
+
+        def keep(
+            module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor | tuple[torch.Tensor, ...]
+        ) -> None:
+            outputs.append(output[0] if isinstance(output, tuple) else output)
+
+        hook = self._model.model.layers[-1].register_forward_hook(keep)
+        with torch.inference_mode():
+            hidden = self._model(torch.tensor([list(token_ids)]), output_hidden_states=True).hidden_states
+        hook.remove()
+        return [*(layer[0] for layer in hidden[:-1]), outputs[0][0]]
+
+
+def median_error(states: States, slot: int, expected: torch.Tensor) -> float:
+    """Median over the tokens of the relative error of one slot."""
+    found = states.hidden_states[:, slot].float()
+    return float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).median())

@@ -1,0 +1,352 @@
+"""Client, extractor, measuring and server supervision against a stand-in that speaks the engine's protocol."""
+
+import fcntl
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from infra.engines.bench import looping, percentile, run, summary, warm_up
+from infra.engines.client import Client, RequestRefused, SpecCounters, parse_spec_counters
+from infra.engines.extraction import ExtractionFault, Extractor
+from infra.errors import EngineError
+
+Reply = tuple[int, Any]
+
+
+class StandIn(ThreadingHTTPServer):
+    """An engine whose answers a test decides."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.requests: list[dict[str, Any]] = []
+        self.answer: Callable[[dict[str, Any]], Reply] = lambda payload: (200, completion(payload))
+        self.stream: Callable[[dict[str, Any]], Iterator[dict[str, Any]]] = pieces
+        self.metrics = ""
+        self.release = threading.Event()
+
+    def handle_error(self, *_: object) -> None:
+        """A client that hung up is what some tests are about."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: StandIn
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._send(200, self.server.metrics.encode())
+
+    def do_POST(self) -> None:
+        payload = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.requests.append(payload)
+        if payload.get("stream"):
+            events = [f"data: {json.dumps(event)}\n\n" for event in self.server.stream(payload)] + ["data: [DONE]\n\n"]
+            self._send(200, "".join(events).encode())
+        else:
+            status, body = self.server.answer(payload)
+            if status == 0:
+                self.close_connection = True
+                return
+            self._send(status, json.dumps(body).encode())
+
+    def _send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def completion(payload: dict[str, Any], **more: Any) -> dict[str, Any]:
+    choice = {"prompt_token_ids": payload["prompt"], "token_ids": [7, 8, 2], "finish_reason": "stop"}
+    return {"choices": [choice | more.pop("choice", {})], **more}
+
+
+def pieces(payload: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield {"choices": [{"token_ids": [5], "prompt_token_ids": payload["prompt"], "finish_reason": None}]}
+    yield {"choices": [{"token_ids": [6, 7, 8], "finish_reason": None}]}
+    yield {"choices": [{"token_ids": [2], "finish_reason": "stop"}]}
+
+
+@pytest.fixture
+def engine() -> Iterator[StandIn]:
+    with StandIn() as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.release.set()
+        server.shutdown()
+
+
+@pytest.fixture
+def client(engine: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    monkeypatch.setattr("infra.engines.client.BACKOFF_SECONDS", 0.001)
+    with Client(engine.url, timeout=10) as talking:
+        yield talking
+
+
+def test_an_answer_is_token_ids_and_every_sampling_value_is_named(engine: StandIn, client: Client) -> None:
+    answer = client.generate([1, 2, 3], max_tokens=9, temperature=0.5, top_p=0.9, seed=4)
+    assert (answer.token_ids, answer.finish_reason, answer.prompt_ids) == ([7, 8, 2], "stop", [1, 2, 3])
+    [sent] = engine.requests
+    assert sent["prompt"] == [1, 2, 3]
+    assert (sent["max_tokens"], sent["temperature"], sent["top_p"], sent["seed"]) == (9, 0.5, 0.9, 4)
+    assert (sent["top_k"], sent["min_p"], sent["repetition_penalty"], sent["return_token_ids"]) == (-1, 0.0, 1.0, True)
+
+
+@pytest.mark.parametrize("choice", [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": None}, {"token_ids": None}])
+def test_an_answer_to_another_prompt_or_without_ids_is_an_error(
+    engine: StandIn, client: Client, choice: dict[str, Any]
+) -> None:
+    engine.answer = lambda payload: (200, completion(payload, choice=choice))
+    with pytest.raises(EngineError, match="token"):
+        client.generate([1, 2, 3], max_tokens=3)
+
+
+def test_a_refused_request_is_told_apart_and_not_retried(engine: StandIn, client: Client) -> None:
+    engine.answer = lambda payload: (400, {"error": {"message": "maximum context length is 512"}})
+    with pytest.raises(RequestRefused, match="maximum context length is 512"):
+        client.generate([1], max_tokens=3)
+    assert len(engine.requests) == 1
+
+
+@pytest.mark.parametrize("trouble", [500, 503, 429, 0])
+def test_passing_trouble_is_retried(engine: StandIn, client: Client, trouble: int) -> None:
+    engine.answer = lambda payload: (trouble, {}) if len(engine.requests) < 3 else (200, completion(payload))
+    assert client.generate([1], max_tokens=3).token_ids == [7, 8, 2]
+    assert len(engine.requests) == 3
+
+
+@pytest.mark.parametrize("trouble", [500, 0])
+def test_lasting_trouble_ends_in_an_engine_error_after_few_tries(engine: StandIn, client: Client, trouble: int) -> None:
+    engine.answer = lambda payload: (trouble, {"error": {"message": "EngineCore died"}})
+    with pytest.raises(EngineError) as caught:
+        client.generate([1], max_tokens=3)
+    assert not isinstance(caught.value, RequestRefused)
+    assert len(engine.requests) == 4
+
+
+def test_closing_the_client_ends_requests_in_flight_at_once(engine: StandIn) -> None:
+    client = Client(engine.url, timeout=60)
+    engine.answer = lambda payload: (200, completion(payload)) if engine.release.wait(60) else (500, {})
+    faults: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            client.generate([1], max_tokens=3)
+        except EngineError as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(engine.requests) == 4)
+    started = time.monotonic()
+    client.close()
+    for thread in threads:
+        thread.join(10)
+    assert time.monotonic() - started < 5
+    assert len(faults) == 4
+    assert all("closed" in str(fault) for fault in faults)
+    with pytest.raises(EngineError, match="closed"):
+        client.generate([1], max_tokens=3)
+
+
+def test_a_piece_of_several_tokens_counts_as_as_many_gaps(engine: StandIn, client: Client) -> None:
+    timed = client.stream([1, 2], max_tokens=5)
+    assert timed.token_ids == [5, 6, 7, 8, 2]
+    assert len(timed.gaps_seconds) == 4
+    assert timed.gaps_seconds[0] == timed.gaps_seconds[1] == timed.gaps_seconds[2]
+    assert timed.first_token_seconds + sum(timed.gaps_seconds) == pytest.approx(timed.total_seconds)
+
+
+def test_a_stream_that_breaks_off_is_an_error(engine: StandIn, client: Client) -> None:
+    engine.stream = lambda payload: iter(list(pieces(payload))[:2])
+    with pytest.raises(EngineError, match="ended after 4 tokens"):
+        client.stream([1, 2], max_tokens=5)
+    engine.stream = lambda payload: iter([*list(pieces(payload))[:1], {"error": {"message": "EngineCore died"}}])
+    with pytest.raises(EngineError, match="EngineCore died"):
+        client.stream([1, 2], max_tokens=5)
+
+
+METRICS = """# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 10.0
+vllm:spec_decode_num_drafts_created{engine="0",model_name="m"} 1.7e+09
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 30.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 9.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 5.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 3.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="2"} 1.0
+vllm:spec_decode_num_drafts_total{engine="1",model_name="m"} 2.0
+"""
+
+
+def test_counters_are_summed_over_engines_and_subtract() -> None:
+    counters = parse_spec_counters(METRICS)
+    assert counters == SpecCounters(12, 30, 9, (5, 3, 1))
+    grown = SpecCounters(22, 60, 24, (13, 7, 4)) - counters
+    assert grown == SpecCounters(10, 30, 15, (8, 4, 3))
+    assert grown.acceptance_length == 2.5
+    assert grown.acceptance_by_position == (0.8, 0.4, 0.3)
+    assert parse_spec_counters("vllm:num_requests_running 1.0\n") is None
+
+
+def test_measuring_keeps_the_order_and_sums_runs_up(engine: StandIn, client: Client) -> None:
+    engine.metrics = METRICS
+    warm_up(client, [[1]], concurrency=1)
+    runs = [run(client, part, max_tokens=5, concurrency=2) for part in ([[1], [2]], [[3]])]
+    measured = summary(runs)
+    assert measured.output_tokens == 15
+    assert measured.answers == [[5, 6, 7, 8, 2]] * 3
+    assert measured.counters == SpecCounters(0, 0, 0, (0, 0, 0))
+    assert measured.seconds == runs[0].seconds + runs[1].seconds
+    assert measured.tokens_per_second == pytest.approx(15 / measured.seconds)
+    assert sorted(sent["prompt"] for sent in engine.requests) == [[1], [1], [2], [3]]
+
+
+def test_percentiles_are_by_the_nearest_rank() -> None:
+    values = [float(value) for value in range(1, 101)]
+    assert (percentile(values, 0.5), percentile(values, 0.95), percentile([3.0], 0.95)) == (50.0, 95.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ([9] * 40, True),
+        (list(range(50)) + [1, 2, 3] * 10, True),
+        (list(range(20)) * 4, True),
+        (list(range(200)), False),
+        ([1, 2, 3] * 10 + list(range(50, 70)), False),
+        ([5] * 8, False),
+        ([], False),
+    ],
+)
+def test_looping_answers_are_recognised(answer: list[int], expected: bool) -> None:
+    assert looping(answer) is expected
+
+
+TOKENS = [4, 5, 6]
+
+
+def write_states(file: Path, hidden: torch.Tensor | None = None, ids: list[int] | None = None) -> None:
+    states = torch.ones(3, 3, 8, dtype=torch.bfloat16) if hidden is None else hidden
+    save_file({"hidden_states": states, "token_ids": torch.tensor(ids or TOKENS)}, file)
+    file.with_name(file.name + ".lock").touch()
+
+
+def naming(path: Path) -> Callable[[dict[str, Any]], Reply]:
+    return lambda payload: (200, completion(payload, kv_transfer_params={"hidden_states_path": str(path)}))
+
+
+def test_states_are_read_checked_and_their_file_removed(engine: StandIn, client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    write_states(file)
+    engine.answer = naming(file)
+    states = Extractor(client, tmp_path, (1, 2), 8).extract(TOKENS)
+    assert states.hidden_states.shape == (3, 3, 8)
+    assert states.hidden_states.dtype == torch.bfloat16
+    assert states.token_ids.tolist() == TOKENS
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_states_are_waited_for_until_the_engine_lets_go_of_the_lock(
+    engine: StandIn, client: Client, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.safetensors"
+    engine.answer = naming(file)
+    with file.with_name(file.name + ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ExtractionFault, match="not written within"):
+            Extractor(client, tmp_path, (1, 2), 8, timeout=0.05).extract(TOKENS)
+    lock = file.with_name(file.name + ".lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    def finish() -> None:
+        until(lambda: len(engine.requests) == 2)
+        write_states(file)
+        lock.close()
+
+    threading.Thread(target=finish, daemon=True).start()
+    assert Extractor(client, tmp_path, (1, 2), 8, timeout=10).extract(TOKENS).token_ids.tolist() == TOKENS
+
+
+def bad(value: float) -> torch.Tensor:
+    states = torch.ones(3, 3, 8, dtype=torch.bfloat16)
+    states[1, 2] = value
+    return states
+
+
+@pytest.mark.parametrize(
+    ("hidden", "ids", "words"),
+    [
+        (torch.ones(2, 3, 8, dtype=torch.bfloat16), None, r"\[2, 3, 8\]"),
+        (torch.ones(3, 2, 8, dtype=torch.bfloat16), None, r"\[3, 2, 8\]"),
+        (torch.ones(3, 3, 8), None, "float32"),
+        (None, [4, 5, 7], "other tokens"),
+        (bad(float("nan")), None, "NaN"),
+        (bad(float("inf")), None, "NaN or Inf"),
+        (bad(0.0), None, "only zeros for 1"),
+    ],
+)
+def test_states_that_must_not_be_used_are_refused_and_removed(
+    engine: StandIn, client: Client, tmp_path: Path, hidden: torch.Tensor | None, ids: list[int] | None, words: str
+) -> None:
+    write_states(tmp_path / "a.safetensors", hidden, ids)
+    engine.answer = naming(tmp_path / "a.safetensors")
+    with pytest.raises(ExtractionFault, match=words):
+        Extractor(client, tmp_path, (1, 2), 8).extract(TOKENS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_half_written_file_and_a_missing_one_are_faults(engine: StandIn, client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    write_states(file)
+    file.write_bytes(file.read_bytes()[:-10])
+    engine.answer = naming(file)
+    extractor = Extractor(client, tmp_path, (1, 2), 8)
+    with pytest.raises(ExtractionFault, match="cannot be read"):
+        extractor.extract(TOKENS)
+    with pytest.raises(ExtractionFault, match="no lock file"):
+        extractor.extract(TOKENS)
+    file.with_name(file.name + ".lock").touch()
+    with pytest.raises(ExtractionFault, match="did not write"):
+        extractor.extract(TOKENS)
+    engine.answer = lambda payload: (200, completion(payload))
+    with pytest.raises(ExtractionFault, match="without a path"):
+        extractor.extract(TOKENS)
+
+
+def test_a_path_outside_staging_is_neither_read_nor_removed(engine: StandIn, client: Client, tmp_path: Path) -> None:
+    staging, elsewhere = tmp_path / "staging", tmp_path / "elsewhere"
+    staging.mkdir()
+    elsewhere.mkdir()
+    file = elsewhere / "a.safetensors"
+    write_states(file)
+    (staging / "link.safetensors").symlink_to(file)
+    (staging / "link.safetensors.lock").touch()
+    for path in (file, staging / ".." / "elsewhere" / "a.safetensors", staging / "link.safetensors"):
+        engine.answer = naming(path)
+        with pytest.raises(ExtractionFault, match="as its file of states"):
+            Extractor(client, staging, (1, 2), 8).extract(TOKENS)
+    assert file.is_file()
+
+
+def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.005)

@@ -1,0 +1,85 @@
+"""deployments/prefect.yaml is what the round files say, in a form that Prefect reads."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deployments.automations import load_automations
+from deployments.catalogue import PREFECT_YAML, catalogue, render, round_entry
+from deployments.environment import CODE
+from infra.config.load import load_round
+from infra.config.round import RoundConfig
+from infra.errors import ConfigError
+
+ROUND = """
+name: {name}
+target: {{name: some-target}}
+extract: {{taps: [1, 2]}}
+engines: {{vllm: {{device: cpu}}}}
+"""
+
+
+def write_round(root: Path, file: str, name: str) -> Path:
+    path = root / "deployments" / "rounds" / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(ROUND.format(name=name))
+    return path
+
+
+def test_the_committed_file_equals_its_rendering() -> None:
+    assert PREFECT_YAML.read_text() == render(catalogue(CODE)), "run: eagle3 deploy --render"
+
+
+def test_prefect_reads_it() -> None:
+    from prefect.cli.deploy._models import PrefectYamlModel
+
+    model = PrefectYamlModel.model_validate(yaml.safe_load(PREFECT_YAML.read_text()))
+    names = {f"{item.entrypoint.split(':')[1]}/{item.name}" for item in model.deployments if item.entrypoint}
+    assert {"eagle3/smoke", "eagle3/tiny", "eagle3/round2", "reextract/nightly", "cleanup/nightly"} <= names
+    for item in model.deployments:
+        assert item.model_dump()["work_pool"]["name"] == "eagle3"
+        limit = item.model_dump()["concurrency_limit"]
+        assert (limit["limit"], limit["collision_strategy"]) == (1, "ENQUEUE")
+    nightly = [item for item in model.deployments if item.name == "nightly"]
+    assert all(item.schedules and item.schedules[0].active is False for item in nightly)
+
+
+def test_each_round_deploys_its_whole_resolved_config() -> None:
+    for file in sorted((CODE / "deployments" / "rounds").glob("*.yaml")):
+        assert RoundConfig.model_validate(round_entry(file).parameters["config"]) == load_round(file)
+
+
+def test_it_names_no_path_of_a_machine() -> None:
+    assert str(CODE) not in PREFECT_YAML.read_text()
+    assert "{{ $EAGLE3_ROOT }}" in PREFECT_YAML.read_text()
+
+
+def test_a_new_round_file_is_a_new_deployment(tmp_path: Path) -> None:
+    write_round(tmp_path, "mine.yaml", "mine")
+    assert [entry.full_name for entry in catalogue(tmp_path)] == ["eagle3/mine", "reextract/nightly", "cleanup/nightly"]
+
+
+def test_the_version_changes_with_the_round_and_only_then(tmp_path: Path) -> None:
+    file = write_round(tmp_path, "mine.yaml", "mine")
+    before = round_entry(file).version
+    file.write_text(file.read_text() + "# a comment\n")
+    assert round_entry(file).version == before
+    file.write_text(file.read_text() + "train: {epochs: 9}\n")
+    assert round_entry(file).version != before
+
+
+def test_a_round_in_a_file_of_another_name_is_refused(tmp_path: Path) -> None:
+    file = write_round(tmp_path, "mine.yaml", "yours")
+    with pytest.raises(ConfigError, match=r"mine\.yaml describes a round called 'yours'"):
+        round_entry(file)
+
+
+def test_silent_runs_become_crashed_after_three_missed_heartbeats() -> None:
+    [automation] = load_automations()
+    rules = automation.model_dump(mode="json")
+    assert rules["trigger"]["posture"] == "Proactive"
+    assert rules["trigger"]["within"] == 90
+    assert rules["trigger"]["after"] == ["prefect.flow-run.heartbeat"]
+    assert "prefect.flow-run.Cancelling" not in rules["trigger"]["expect"], "a run may die while it is being cancelled"
+    assert [(action["type"], action["state"]) for action in rules["actions"]] == [("change-flow-run-state", "CRASHED")]

