@@ -192,7 +192,7 @@ class EngineConfig(Strict):
     """How an engine runs the target on this round's kind of machine."""
 
     device: Literal["cpu", "cuda"] = Field(default="cuda", description="What the engine runs on.")
-    dtype: Literal["bfloat16", "float16", "auto"] = Field(default="bfloat16", description="Weights and activations.")
+    dtype: Literal["bfloat16", "float16", "float32", "auto"] = Field(default="bfloat16", description="Weights and activations.")
     tensor_parallel: int = Field(default=1, ge=1, description="GPUs that share one copy of the target.")
     max_model_len: int = Field(default=4096, ge=32, description="Longest prompt plus answer, tokens.")
     ready_seconds: float = Field(

@@ -31,7 +31,8 @@ class States:
     """Hidden states of one token sequence.
 
     Args:
-        hidden_states: bfloat16 [tokens, taps + 1, hidden]; the taps ascending, tap L (pre-norm) last.
+        hidden_states: bfloat16 [tokens, taps + 1, hidden]; the taps ascending, tap L (pre-norm) last. An engine that
+            computes in float32 gives float32, which is rounded here.
         token_ids: int64 [tokens].
         next_token: the token that the engine, greedy, went on with.
     """
@@ -127,7 +128,7 @@ class Extractor:
 
     def _check(self, states: States, token_ids: Sequence[int], name: str) -> None:
         expected = (len(token_ids), self._slots, self._hidden_size)
-        if tuple(states.hidden_states.shape) != expected or states.hidden_states.dtype != torch.bfloat16:
+        if tuple(states.hidden_states.shape) != expected:
             found = f"{states.hidden_states.dtype} {list(states.hidden_states.shape)}"
             raise ExtractionFault(
                 f"{name} holds states of {found}",
@@ -148,6 +149,6 @@ class Extractor:
 def _load(file: Path, next_token: int) -> States:
     try:
         tensors = load_file(file, device="cpu")
-        return States(tensors["hidden_states"], tensors["token_ids"].to(torch.int64), next_token)
+        return States(tensors["hidden_states"].to(torch.bfloat16), tensors["token_ids"].to(torch.int64), next_token)
     except (SafetensorError, KeyError) as error:
         raise ExtractionFault(f"{file.name} cannot be read: {error}") from error
