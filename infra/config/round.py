@@ -170,7 +170,7 @@ class EvaluateConfig(Strict):
     )
     layout: Literal["auto", "interleaved", "abba"] = Field(
         default="auto",
-        description="`interleaved`: both servers up, runs alternate; `abba`: launches go A B B A; `auto`: the first if both fit.",
+        description="`interleaved`: both servers up, runs alternate; `abba`: launched A B B A; `auto`: by free memory.",
     )
     tolerance: float = Field(
         default=0.05,
@@ -192,7 +192,9 @@ class EngineConfig(Strict):
     """How an engine runs the target on this round's kind of machine."""
 
     device: Literal["cpu", "cuda"] = Field(default="cuda", description="What the engine runs on.")
-    dtype: Literal["bfloat16", "float16", "float32", "auto"] = Field(default="bfloat16", description="Weights and activations.")
+    dtype: Literal["bfloat16", "float16", "float32", "auto"] = Field(
+        default="bfloat16", description="Weights and activations."
+    )
     tensor_parallel: int = Field(default=1, ge=1, description="GPUs that share one copy of the target.")
     max_model_len: int = Field(default=4096, ge=32, description="Longest prompt plus answer, tokens.")
     ready_seconds: float = Field(
@@ -271,7 +273,5 @@ class RoundConfig(Strict):
                 )
         shape = self.target.shape
         if shape is not None and self.extract.taps[-1] >= shape.layers:
-            raise ValueError(
-                f"tap {self.extract.taps[-1]} does not exist in a target of {shape.layers} layers"
-            )
+            raise ValueError(f"tap {self.extract.taps[-1]} does not exist in a target of {shape.layers} layers")
         return self

@@ -11,6 +11,9 @@ from infra.errors import GateError
 from infra.store.answers import Answer
 from infra.store.samples import Sample
 
+TOO_LONG = "prompt too long"
+"""Reason of an answer that was not asked for, since its prompt is longer than the round takes."""
+
 
 @dataclass(frozen=True)
 class BuildReport:

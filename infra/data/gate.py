@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from infra.config.round import GenerateConfig
-from infra.data.build import BuildReport
+from infra.data.build import TOO_LONG, BuildReport
 from infra.data.prompt import Prompt
 from infra.errors import GateError
 from infra.store.samples import Sample
@@ -113,10 +113,12 @@ def _shares(report: BuildReport, generate: GenerateConfig) -> None:
         "the template leads straight to the end token: look at prompts.template_args",
         "generate.max_empty",
     )
-    reasons = "".join(f", {count} {reason}" for reason, count in report.dropped.items())
+    # Prompts beyond prompts.max_prompt_tokens are left out because the round says so.
+    dropped = {reason: count for reason, count in report.dropped.items() if reason != TOO_LONG}
+    reasons = "".join(f", {count} {reason}" for reason, count in dropped.items())
     _share(
         report,
-        report.refused + sum(report.dropped.values()),
+        report.refused + sum(dropped.values()),
         generate.max_refused,
         f"answers cannot be used ({report.refused} refused by the engine{reasons})",
         "prompts too long for the engine or for prepare.max_tokens, or a template that changes given answers",

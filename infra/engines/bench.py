@@ -7,7 +7,8 @@ from functools import partial, reduce
 from operator import add
 from typing import TypeVar
 
-from infra.engines.client import Client, SpecCounters, Timed
+from infra.engines.client import Client, Timed
+from infra.engines.counters import SpecCounters
 from infra.engines.pool import run_pool
 
 T = TypeVar("T")

@@ -1,7 +1,6 @@
 """Talking to an engine's OpenAI server in token ids."""
 
 import json
-import re
 import socket
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import Any, Self
 
 import httpx
 
+from infra.engines.counters import SpecCounters, parse_spec_counters
 from infra.errors import EngineError
 
 RETRIES = 3
@@ -50,7 +50,7 @@ class Timed:
             g/n; tokens that came together with the first one have gaps of 0.
         total_seconds: from sending the request to the last token.
         finish_reason: "stop" or "length".
-        pieces: how many pieces came after the first one; one for each step of the target, unless the server joined some.
+        pieces: how many pieces came after the first one: one a step of the target, unless the server joined some.
     """
 
     token_ids: list[int]
@@ -59,51 +59,6 @@ class Timed:
     total_seconds: float
     finish_reason: str
     pieces: int
-
-
-@dataclass(frozen=True)
-class SpecCounters:
-    """The engine's counters of speculative decoding; they only grow, the difference of two is a measurement.
-
-    Args:
-        drafts: target steps that verified a draft.
-        draft_tokens: tokens proposed.
-        accepted: tokens accepted.
-        accepted_per_position: accepted tokens by position in the draft.
-    """
-
-    drafts: int
-    draft_tokens: int
-    accepted: int
-    accepted_per_position: tuple[int, ...]
-
-    def __add__(self, other: "SpecCounters") -> "SpecCounters":
-        positions = zip(self.accepted_per_position, other.accepted_per_position, strict=True)
-        return SpecCounters(
-            self.drafts + other.drafts,
-            self.draft_tokens + other.draft_tokens,
-            self.accepted + other.accepted,
-            tuple(one + two for one, two in positions),
-        )
-
-    def __sub__(self, earlier: "SpecCounters") -> "SpecCounters":
-        positions = zip(self.accepted_per_position, earlier.accepted_per_position, strict=True)
-        return SpecCounters(
-            self.drafts - earlier.drafts,
-            self.draft_tokens - earlier.draft_tokens,
-            self.accepted - earlier.accepted,
-            tuple(now - then for now, then in positions),
-        )
-
-    @property
-    def acceptance_length(self) -> float:
-        """Tokens a target step emits, the bonus token included; 1.0 when nothing was drafted."""
-        return 1.0 + self.accepted / self.drafts if self.drafts else 1.0
-
-    @property
-    def acceptance_by_position(self) -> tuple[float, ...]:
-        """Share of drafts accepted up to and including each position."""
-        return tuple(count / self.drafts if self.drafts else 0.0 for count in self.accepted_per_position)
 
 
 class Client:
@@ -268,25 +223,6 @@ class Client:
 
 class _Unreachable(EngineError):
     """A failure of the connection, worth another try."""
-
-
-_COUNTER = re.compile(r"^vllm:spec_decode_num_(\w+?)_total\{([^}]*)\}\s+([0-9.eE+]+)\s*$", re.MULTILINE)
-_POSITION = re.compile(r'position="(\d+)"')
-
-
-def parse_spec_counters(metrics: str) -> SpecCounters | None:
-    """vLLM's counters of speculative decoding in a Prometheus page; None when there are none."""
-    totals: dict[str, int] = {}
-    positions: dict[int, int] = {}
-    for name, labels, value in _COUNTER.findall(metrics):
-        if position := _POSITION.search(labels):
-            positions[int(position.group(1))] = positions.get(int(position.group(1)), 0) + int(float(value))
-        else:
-            totals[name] = totals.get(name, 0) + int(float(value))
-    if "drafts" not in totals:
-        return None
-    by_position = tuple(positions[index] for index in sorted(positions))
-    return SpecCounters(totals["drafts"], totals["draft_tokens"], totals["accepted_tokens"], by_position)
 
 
 def _completion(

@@ -129,10 +129,9 @@ class Extractor:
     def _check(self, states: States, token_ids: Sequence[int], name: str) -> None:
         expected = (len(token_ids), self._slots, self._hidden_size)
         if tuple(states.hidden_states.shape) != expected:
-            found = f"{states.hidden_states.dtype} {list(states.hidden_states.shape)}"
             raise ExtractionFault(
-                f"{name} holds states of {found}",
-                expected=f"torch.bfloat16 {list(expected)} (tokens, taps + 1, hidden)",
+                f"{name} holds states of shape {list(states.hidden_states.shape)}",
+                expected=f"{list(expected)} (tokens, taps + 1, hidden)",
             )
         if states.token_ids.tolist() != list(token_ids):
             raise ExtractionFault(f"{name} holds states of other tokens than the {len(token_ids)} that were sent")
@@ -149,6 +148,11 @@ class Extractor:
 def _load(file: Path, next_token: int) -> States:
     try:
         tensors = load_file(file, device="cpu")
-        return States(tensors["hidden_states"].to(torch.bfloat16), tensors["token_ids"].to(torch.int64), next_token)
+        hidden, token_ids = tensors["hidden_states"], tensors["token_ids"]
     except (SafetensorError, KeyError) as error:
         raise ExtractionFault(f"{file.name} cannot be read: {error}") from error
+    if hidden.dtype not in (torch.bfloat16, torch.float32):
+        raise ExtractionFault(
+            f"{file.name} holds states of {hidden.dtype}", expected="bfloat16, or float32 to be rounded"
+        )
+    return States(hidden.to(torch.bfloat16), token_ids.to(torch.int64), next_token)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+from infra.data.build import TOO_LONG
 from infra.data.gate import template_gate
 from infra.data.masks import given_answers
 from infra.data.prompt import Message, Prompt, next_prompt
@@ -102,12 +103,11 @@ def _conversation(
 
 def _skip_rest(prompt: Prompt, turn: int, cause: Answer, done: dict[str, Answer], record: Record) -> None:
     """A conversation ends at a turn without an answer; its later turns are recorded as such."""
+    reason = TOO_LONG if cause.finish_reason == TOO_LONG else "earlier turn unanswered"
     for later in range(turn + 1, 1 + len(prompt.turns)):
         sample_id = f"{prompt.id}#{later}"
         if sample_id not in done:
-            record(
-                Answer(sample_id, [], [], [], "earlier turn unanswered", cause.engine, cause.sampling, "dropped", later)
-            )
+            record(Answer(sample_id, [], [], [], reason, cause.engine, cause.sampling, "dropped", later))
 
 
 def _answer(round_: Round, client: Client, prompt: Prompt, turn: int, messages: list[Message]) -> Answer:
@@ -125,7 +125,7 @@ def _answer(round_: Round, client: Client, prompt: Prompt, turn: int, messages: 
         return Answer(f"{prompt.id}#{turn}", messages, prompt_ids, answer_ids, finish, engine, sampling, status, turn)
 
     if len(prompt_ids) > round_.config.prompts.max_prompt_tokens:
-        return made([], "prompt too long", "dropped")
+        return made([], TOO_LONG, "dropped")
     try:
         reply = client.generate(
             prompt_ids,

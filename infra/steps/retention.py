@@ -73,7 +73,9 @@ def _stale(rounds: RoundStore) -> Iterator[Removal]:
     for key in rounds.keys("hidden"):
         if key != live.key:
             prefix = rounds.step_prefix("hidden", key)
-            yield Removal(prefix, _size(rounds.store, prefix), f"{rounds.round_name}: superseded by generation {live.key}")
+            yield Removal(
+                prefix, _size(rounds.store, prefix), f"{rounds.round_name}: superseded by generation {live.key}"
+            )
 
 
 def _finished(rounds: RoundStore) -> Iterator[Removal]:

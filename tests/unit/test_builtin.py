@@ -68,7 +68,8 @@ def test_heldout_shares_no_template_and_no_passage() -> None:
         split: {word for t in templates(split) for words in t.slots.values() for word in words if len(word) > 150}
         for split in forms
     }
-    assert passages["train"] and passages["heldout"]
+    assert passages["train"]
+    assert passages["heldout"]
     assert not passages["train"] & passages["heldout"]
     leakage_gate(builtin("train", 3000), builtin("heldout", 500))
 

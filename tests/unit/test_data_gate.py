@@ -78,7 +78,9 @@ def with_third(**fields: Any) -> Callable[[list[Sample]], list[Sample]]:
 def test_wrong_samples_are_stopped(spoil: Callable[[list[Sample]], list[Sample]], message: str) -> None:
     with pytest.raises(GateError, match=f"data gate: .*{message}") as caught:
         check(spoil(samples()), BuildReport([], answers=10))
-    assert caught.value.gate == "data" and caught.value.expected and caught.value.fix
+    assert caught.value.gate == "data"
+    assert caught.value.expected
+    assert caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from infra.engines.bench import looping, percentile, run, summary, warm_up
-from infra.engines.client import Client, RequestRefused, SpecCounters, parse_spec_counters
+from infra.engines.client import Client, RequestRefused
+from infra.engines.counters import SpecCounters, parse_spec_counters
 from infra.engines.extraction import ExtractionFault, Extractor
 from infra.errors import EngineError
 
@@ -295,7 +296,7 @@ def bad(value: float) -> torch.Tensor:
     [
         (torch.ones(2, 3, 8, dtype=torch.bfloat16), None, r"\[2, 3, 8\]"),
         (torch.ones(3, 2, 8, dtype=torch.bfloat16), None, r"\[3, 2, 8\]"),
-        (torch.ones(3, 3, 8), None, "float32"),
+        (torch.ones(3, 3, 8, dtype=torch.int32), None, "int32"),
         (None, [4, 5, 7], "other tokens"),
         (bad(float("nan")), None, "NaN"),
         (bad(float("inf")), None, "NaN or Inf"),
@@ -310,6 +311,14 @@ def test_states_that_must_not_be_used_are_refused_and_removed(
     with pytest.raises(ExtractionFault, match=words):
         Extractor(client, tmp_path, (1, 2), 8).extract(TOKENS)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_float32_states_are_rounded(engine: StandIn, client: Client, tmp_path: Path) -> None:
+    write_states(tmp_path / "a.safetensors", torch.full((3, 3, 8), 1.00001))
+    engine.answer = naming(tmp_path / "a.safetensors")
+    states = Extractor(client, tmp_path, (1, 2), 8).extract(TOKENS)
+    assert states.hidden_states.dtype == torch.bfloat16
+    assert bool((states.hidden_states == 1).all())
 
 
 def test_a_half_written_file_and_a_missing_one_are_faults(engine: StandIn, client: Client, tmp_path: Path) -> None:
