@@ -8,6 +8,7 @@ from infra.config.settings import Settings
 from infra.steps.plan import gib
 from infra.steps.retention import removable_everywhere, remove
 from infra.store.objects import ObjectStore
+from tasks.credentials import use_store_credentials
 
 
 @flow(name="cleanup", persist_result=False)
@@ -17,7 +18,9 @@ def cleanup(dry_run: bool = True) -> None:
     Args:
         dry_run: Only list what would go and why.
     """
-    store = ObjectStore(Settings().store)
+    settings = Settings()
+    use_store_credentials(settings)
+    store = ObjectStore(settings.store)
     configs = [load_round(path) for path in sorted(ROUNDS.glob("*.yaml"))]
     found = removable_everywhere(store, {config.name: config.retention for config in configs})
     create_table_artifact(

@@ -18,6 +18,7 @@ from infra.steps.ledger import Ledger
 from infra.steps.lock import round_lock
 from infra.steps.results import Report
 from infra.steps.serving import Serving
+from tasks.credentials import use_store_credentials
 
 GPU_SLOT = "gpu"
 
@@ -40,7 +41,9 @@ def eagle3(config: RoundConfig, overrides: dict[str, Any] = {}) -> None:  # noqa
             checked again. Prefect replaces a parameter whole, so this is the way to change one field.
     """
     merged = build_round(config.model_dump(mode="json"), overrides, origin="the deployment's round")
-    round_ = Round(merged, Settings())
+    settings = Settings()
+    use_store_credentials(settings)
+    round_ = Round(merged, settings)
     with round_lock(round_):
         run_round(round_)
 
@@ -62,11 +65,11 @@ def run_round(round_: Round) -> Report:
             ledger.notes += tasks.cleanup_before_training(round_)
         with ledger.step("train", round_.keys.draft) as step:
             training = tasks.train(round_, step)
-        ledger.look_at_disk(round_)
         with ledger.step("evaluate", round_.keys.eval) as step:
             evaluation = tasks.evaluate(round_, ledger, step)
     with ledger.step("publish", round_.keys.published) as step:
         tasks.publish(round_, tasks.assemble(round_, plan, training, evaluation, ledger), step)
+    ledger.look_at_disk(round_)
     with ledger.step("cleanup after"):
         ledger.notes += tasks.cleanup_after_publishing(round_)
     return tasks.report(round_, tasks.assemble(round_, plan, training, evaluation, ledger), ledger)

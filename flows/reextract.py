@@ -13,6 +13,7 @@ from infra.steps.ledger import Ledger
 from infra.steps.lock import round_lock
 from infra.steps.reextract import stale_rounds
 from infra.steps.serving import Serving
+from tasks.credentials import use_store_credentials
 
 
 @flow(name="reextract", persist_result=False)
@@ -24,8 +25,10 @@ def reextract(rounds: list[str] = []) -> None:  # noqa: B006 (Prefect shows the 
     """
     log = get_run_logger()
     names = rounds or sorted(path.stem for path in ROUNDS.glob("*.yaml"))
+    settings = Settings()
+    use_store_credentials(settings)
     configs = [load_round(round_file(name)) for name in names]
-    for round_, why in stale_rounds(configs, Settings(), log.info):
+    for round_, why in stale_rounds(configs, settings, log.info):
         log.info(f"{round_.config.name}: {why}; extracting generation {round_.keys.hidden} beside the old")
         with round_lock(round_):
             _again(round_)

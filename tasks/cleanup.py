@@ -1,5 +1,7 @@
 """Cleanup: free what the retention policy allows, and say what went and why."""
 
+import shutil
+
 from prefect import get_run_logger, task
 
 from infra.steps.context import Round
@@ -27,5 +29,10 @@ def cleanup_before_training(round_: Round) -> list[str]:
 
 @task(task_run_name="cleanup after publishing", **STEP)
 def cleanup_after_publishing(round_: Round) -> list[str]:
-    """Free this round's own hidden states by policy; its samples are kept, so they can be extracted again."""
-    return _freed(round_, removable(round_.store, round_.config.name, round_.config.retention))
+    """Free this round's own hidden states by policy, and its scratch: what counts is in the store by now.
+
+    The samples are kept, so that the states can be extracted again.
+    """
+    lines = _freed(round_, removable(round_.store, round_.config.name, round_.config.retention))
+    shutil.rmtree(round_.scratch)
+    return lines

@@ -30,7 +30,9 @@ def extract(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
     for plan in faults:
         steps.discard_shard(round_, plan)
     extractor = server.extractor(round_.config.extract.timeout_seconds, get_run_logger().info)
-    with steps.Extraction(round_, extractor, list(faults), ProgressArtifact("extract", "hidden states")) as extraction:
+    with steps.Extraction(
+        round_, extractor, list(faults), ProgressArtifact("extract", "hidden states", server.log_tail)
+    ) as extraction:
         for plan in faults:
             extract_shard(extraction, plan, total)
     ledger.started(server)

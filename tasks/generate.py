@@ -27,7 +27,7 @@ def generate(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None
     if round_.config.generate.answers == "target":
         server.begin()
         client = server.ready(round_.config.generate.timeout_seconds, get_run_logger().info)
-    earlier = steps.generate(round_, client, ProgressArtifact("generate", "answers"))
+    earlier = steps.generate(round_, client, ProgressArtifact("generate", "answers", server.log_tail))
     round_.rounds.point("answers", round_.keys.answers, {"versions": round_.versions})
     step.detail = f"{earlier} answers of an earlier attempt kept" if earlier else ""
     ledger.started(server)

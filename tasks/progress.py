@@ -1,8 +1,10 @@
 """Progress of a long step, in the log and as a Prefect progress artifact."""
 
 import time
+from collections.abc import Callable
 from uuid import UUID
 
+import httpx
 from prefect import get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
@@ -12,10 +14,16 @@ EVERY_SECONDS = 5.0
 
 
 class ProgressArtifact:
-    """Shows a step's progress; called often, it writes at most every few seconds."""
+    """Shows a step's progress; called often, it writes at most every few seconds.
 
-    def __init__(self, key: str, what: str) -> None:
-        self._key, self._what = key, what
+    Args:
+        key: key of the artifact.
+        what: what makes progress.
+        beside: text to show with it, such as the tail of an engine's log; asked for each time.
+    """
+
+    def __init__(self, key: str, what: str, beside: Callable[[], str] | None = None) -> None:
+        self._key, self._what, self._beside = key, what, beside
         self._artifact: UUID | None = None
         self._last = 0.0
 
@@ -24,14 +32,19 @@ class ProgressArtifact:
         if now - self._last < EVERY_SECONDS and progress.done < progress.total:
             return
         self._last = now
-        get_run_logger().info(progress.text)
-        percent = 100.0 * progress.done / max(1, progress.total)
+        log = get_run_logger()
+        log.info(progress.text)
+        text = f"{self._what}: {progress.text}"
+        if self._beside is not None:
+            text += f"\n\n```\n{self._beside()}\n```"
+        try:
+            self._show(100.0 * progress.done / max(1, progress.total), text)
+        except httpx.HTTPError as error:
+            # A picture of the work must not end the work.
+            log.warning(f"progress could not be shown: {error}")
+
+    def _show(self, percent: float, text: str) -> None:
         if self._artifact is None:
-            created = create_progress_artifact(
-                progress=percent, key=self._key, description=f"{self._what}: {progress.text}"
-            )
-            self._artifact = created if isinstance(created, UUID) else None
+            self._artifact = create_progress_artifact(progress=percent, key=self._key, description=text)
         else:
-            update_progress_artifact(
-                artifact_id=self._artifact, progress=percent, description=f"{self._what}: {progress.text}"
-            )
+            update_progress_artifact(artifact_id=self._artifact, progress=percent, description=text)

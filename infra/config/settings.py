@@ -20,6 +20,10 @@ class Settings(BaseSettings):
         description="Prefect's home, store, models, scratch, logs and pid files.",
     )
     store_url: str = Field(default="", description="fsspec URL of the store; empty means <state_dir>/store.")
+    store_block: str = Field(
+        default="",
+        description="Name of a Prefect Secret block with the store's AWS_* credentials; empty: the environment's.",
+    )
     models_path: Path | None = Field(default=None, description="Folder of targets; empty means <state_dir>/models.")
     scratch_path: Path | None = Field(
         default=None, description="Folder for staging and journals; empty means <state_dir>/scratch."

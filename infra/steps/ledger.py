@@ -11,7 +11,7 @@ from infra.steps.context import Round
 from infra.steps.extract import faulty_shards
 from infra.steps.generate import answers_done
 from infra.steps.prepare import samples_done
-from infra.steps.publish import publication_done
+from infra.steps.publish import publication_done, published_prefix
 from infra.steps.results import Evaluation, Report, Result, StepTime, Training
 from infra.steps.serving import Serving
 
@@ -54,12 +54,8 @@ class Ledger:
 
     def look_at_disk(self, round_: Round) -> None:
         """Measure what the round holds now."""
-        held = sum(
-            item.size
-            for step, key in round_.keys.items()
-            if step != "published"
-            for item in round_.store.list(round_.rounds.step_prefix(step, key))
-        )
+        prefixes = [round_.rounds.step_prefix(step, key) for step, key in round_.keys.items() if step != "published"]
+        held = sum(item.size for prefix in [*prefixes, published_prefix(round_)] for item in round_.store.list(prefix))
         self.peak_bytes = max(self.peak_bytes, held + folder_bytes(round_.scratch))
 
     @contextmanager

@@ -1,5 +1,6 @@
 """What a round would need: samples, tokens, disk, memory, time, and what is done already."""
 
+import math
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -145,11 +146,27 @@ def draft_parameters(shape: TargetShape, taps: int, layers: int, draft_vocab: in
     """(trained, stored) parameters of a Llama-shaped EAGLE-3 draft, estimated from the target's width.
 
     The first layer's attention reads embedding and state side by side (2 x hidden); the MLP is taken as 8/3 wide.
+    Embedding and head are the target's own and frozen.
     """
-    hidden = shape.hidden_size
-    attention = (2 * hidden) * hidden * 2 + 2 * hidden * hidden
-    trained = taps * hidden * hidden + layers * (attention + 8 * hidden * hidden) + draft_vocab * hidden
-    return trained, trained + shape.vocab_size * hidden
+    square = shape.hidden_size**2
+    trained = taps * square + layers * (6 + 8) * square
+    return trained, trained + (shape.vocab_size + draft_vocab) * shape.hidden_size
+
+
+def training_disk(config: RoundConfig, shape: TargetShape, tokens: int) -> int:
+    """Bytes of the train step: a checkpoint an epoch (weights and two moments, bf16), the draft in scratch and store."""
+    vocab = config.prepare.draft_vocab_size or shape.vocab_size
+    trained, stored = draft_parameters(shape, len(config.extract.taps), config.train.layers, vocab)
+    checkpoint = BF16_BYTES * (stored + 2 * trained)
+    return trained_epochs(config, tokens) * checkpoint + 2 * BF16_BYTES * stored
+
+
+def trained_epochs(config: RoundConfig, tokens: int) -> int:
+    """Epochs that are begun: ``max_steps`` may end training earlier."""
+    if config.train.max_steps is None:
+        return config.train.epochs
+    steps = max(1, math.ceil(tokens * (1 - config.prepare.heldout) / config.train.sequence_tokens))
+    return min(config.train.epochs, math.ceil(config.train.max_steps / steps))
 
 
 def _shape(round_: Round, notes: list[str]) -> TargetShape:
@@ -208,7 +225,7 @@ def _steps(
     tokens = prompt_tokens + answer_tokens
     states = tokens * state_bytes_per_token(config.extract.taps, shape.hidden_size)
     vocab = config.prepare.draft_vocab_size or shape.vocab_size
-    trained, stored = draft_parameters(shape, len(config.extract.taps), config.train.layers, vocab)
+    _, stored = draft_parameters(shape, len(config.extract.taps), config.train.layers, vocab)
     train_tokens = tokens * (1 - config.prepare.heldout) * config.train.epochs
     if config.train.max_steps is not None:
         train_tokens = min(train_tokens, config.train.max_steps * config.train.sequence_tokens)
@@ -221,7 +238,7 @@ def _steps(
         (
             "draft",
             20 + train_tokens / rates.train_tokens,
-            4 * stored + 3 * 4 * trained + 4 * stored,
+            training_disk(config, shape, tokens),
             f"{config.train.epochs} epochs, {stored / 1e6:.0f}M parameters",
         ),
         ("eval", 1.5 * rates.start_seconds + live / rates.serve_tokens, 1 << 16, f"{live:,} tokens served"),

@@ -10,8 +10,11 @@ from typing import Self
 from infra.engines.base import LaunchRequest, Profile, Server, start
 from infra.engines.client import Client
 from infra.engines.extraction import Extractor
+from infra.engines.logtail import last_lines
 from infra.errors import EngineError
 from infra.steps.context import Round
+
+LOG_LINES = 6
 
 
 class Serving:
@@ -88,6 +91,10 @@ class Serving:
     def server(self) -> Server | None:
         """The server, if it was started."""
         return self._server
+
+    def log_tail(self) -> str:
+        """The last lines of the server's log."""
+        return last_lines(self._server.log, LOG_LINES) if self._server is not None else "no server runs"
 
     def stop(self) -> None:
         """End the server and whatever it started."""

@@ -33,6 +33,7 @@ def train_draft(round_: Round, on_progress: OnProgress) -> Training:
     for path in sorted(folder.iterdir()):
         round_.store.put(f"{round_.prefix('draft')}/{path.name}", path)
         files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    round_.store.put(f"{round_.prefix('draft')}/trainer.log", workdir(round_) / "trainer.log")
     training = _summary(round_, result, files)
     write_result(round_, "draft", TRAINING, training)
     return training

@@ -29,11 +29,8 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    machine = Settings()
-    return Settings(
-        state_dir=tmp_path_factory.mktemp("state"), cache_dir=machine.cache_dir, models_path=machine.models_dir
-    )
+def settings(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Settings:
+    return Settings(state_dir=tmp_path_factory.mktemp("state"), models_path=models)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +45,11 @@ def staging(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config(*rungs: RungConfig) -> EngineConfig:
     return EngineConfig(
-        device="cpu", max_model_len=512, ready_seconds=600, ladder=rungs or (RungConfig(name="default"),)
+        device="cpu",
+        dtype="float32",
+        max_model_len=512,
+        ready_seconds=600,
+        ladder=rungs or (RungConfig(name="default"),),
     )
 
 

@@ -31,7 +31,6 @@ from typing import Any
 import numpy as np
 from brain import Brain, digest
 from safetensors.numpy import save_file
-from transformers_free import render
 
 
 class Counters:
@@ -86,10 +85,20 @@ class StandIn:
         with self._lock:
             self._asked += 1
             asked = self._asked
-        if limit := os.environ.get("STANDIN_DIE_AFTER"):
-            if asked > int(limit) and _first(os.environ["STANDIN_DIED"]):
-                os.kill(os.getpid(), signal.SIGKILL)
+        limit = os.environ.get("STANDIN_DIE_AFTER")
+        if limit is not None and asked > int(limit) and _first(os.environ["STANDIN_DIED"]):
+            os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(float(os.environ.get("STANDIN_DELAY", "0")))
+
+    def tokenize(self, messages: list[dict[str, str]]) -> list[int]:
+        """The conversation under the target's own template, with the assistant's opening."""
+        import jinja2  # most launches are never asked
+        from tokenizers import Tokenizer
+
+        template = (self.target / "chat_template.jinja").read_text()
+        text = jinja2.Template(template, trim_blocks=True).render(messages=messages, add_generation_prompt=True)
+        tokenizer = Tokenizer.from_file(str(self.target / "tokenizer.json"))
+        return [int(token) for token in tokenizer.encode(text, add_special_tokens=False).ids]
 
     def extract(self, tokens: list[int]) -> tuple[str, int, Iterator[None]]:
         """(file, next token, a generator that writes the file when it is run): the answer goes out before the file."""
@@ -159,7 +168,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/tokenize":
-            self._json({"tokens": render(self.standin.target, asked["messages"])})
+            self._json({"tokens": self.standin.tokenize(asked["messages"])})
         elif self.path == "/v1/completions" and isinstance(asked.get("prompt"), list):
             self._complete(asked)
         else:

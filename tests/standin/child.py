@@ -1,0 +1,23 @@
+"""Runs the flow eagle3 in a process of its own, with the stand-in in vLLM's place: ``python -m standin.child ROUND``.
+
+ROUND is a JSON file with the round's fields; settings come by the environment.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from standin.engine import take_vllms_place
+
+
+def main() -> None:
+    """Run the round; a failure ends the process with a traceback."""
+    from flows.eagle3 import eagle3
+    from infra.config.load import build_round
+
+    take_vllms_place()
+    eagle3(build_round(json.loads(Path(sys.argv[1]).read_text())))
+
+
+if __name__ == "__main__":
+    main()
