@@ -8,7 +8,7 @@ from infra.steps.context import Round
 from infra.steps.ledger import EVALUATION, Ledger, Step, evaluation_if_done, write_result
 from infra.steps.results import Evaluation
 from infra.steps.serving import Serving
-from tasks.options import DELAYS, RETRIES, STEP, may_pass
+from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 
 
 @task(task_run_name="evaluate", retries=RETRIES, retry_delay_seconds=DELAYS, retry_condition_fn=may_pass, **STEP)
@@ -17,6 +17,7 @@ def evaluate(round_: Round, ledger: Ledger, step: Step) -> Evaluation:
 
     The servers load while the prediction is computed.
     """
+    ledger.notes += attempts()
     done = evaluation_if_done(round_)
     if done is not None:
         step.reused = True
@@ -36,6 +37,6 @@ def evaluate(round_: Round, ledger: Ledger, step: Step) -> Evaluation:
         ledger.started(drafted)
     evaluation = steps.judge(round_, predicted, live, sets, how)
     serving_gate(*steps.compared(evaluation), round_.config.evaluate.tolerance)
-    write_result(round_, "eval", EVALUATION, evaluation)
+    write_result(round_, "eval", EVALUATION, evaluation, draft=round_.keys.draft)
     step.detail = f"{how}, {sum(item.acceptance.prompts for item in evaluation.measured)} prompts served twice"
     return evaluation

@@ -8,7 +8,7 @@ from infra.steps.context import Round
 from infra.steps.ledger import Ledger, Step, done_steps
 from infra.steps.serving import Serving
 from infra.store.hidden import ShardPlan
-from tasks.options import DELAYS, RETRIES, STEP, may_pass
+from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 from tasks.progress import ProgressArtifact
 
 
@@ -20,6 +20,7 @@ def extraction_is_due(round_: Round) -> bool:
 @task(task_run_name="extract", retries=RETRIES, retry_delay_seconds=DELAYS, retry_condition_fn=may_pass, **STEP)
 def extract(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
     """Bring every shard to its manifest; shards that verify are left alone. A retry starts a fresh server."""
+    ledger.notes += attempts()
     faults = steps.faulty_shards(round_, deep=False)
     total = len(steps.shards_of(round_))
     step.detail = f"{total - len(faults)} of {total} shards were there"
@@ -61,5 +62,5 @@ def verify(round_: Round, step: Step) -> None:
             f"{len(faults)} shards do not verify: " + "; ".join(list(faults.values())[:3]),
             fix="start the round again: only these shards are done again",
         )
-    round_.rounds.point("hidden", round_.keys.hidden, steps.generation(round_))
+    steps.make_live(round_)
     step.detail = f"{len(steps.shards_of(round_))} shards by checksum"

@@ -6,7 +6,7 @@ from infra.steps import generate as steps
 from infra.steps.context import Round
 from infra.steps.ledger import Ledger, Step
 from infra.steps.serving import Serving
-from tasks.options import DELAYS, RETRIES, STEP, may_pass
+from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 from tasks.progress import ProgressArtifact
 
 
@@ -20,6 +20,7 @@ def _name() -> str:
 @task(task_run_name=_name, retries=RETRIES, retry_delay_seconds=DELAYS, retry_condition_fn=may_pass, **STEP)
 def generate(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
     """Bring the answers to completion; starts the server only when something is missing."""
+    ledger.notes += attempts()
     if steps.answers_done(round_):
         step.reused, step.detail = True, "all answers were there"
         return

@@ -4,6 +4,7 @@ from typing import Any, TypedDict
 
 from prefect.cache_policies import NO_CACHE, CachePolicy
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.runtime import task_run
 from prefect.tasks import Task
 
 from infra.errors import EngineError, StoreError
@@ -32,3 +33,13 @@ def may_pass(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
     except Exception:
         return False
     return False
+
+
+def attempts() -> list[str]:
+    """A line for the report when the running task is not at its first attempt."""
+    count = task_run.run_count or 1
+    return (
+        [f"{task_run.name}: attempt {count}, the earlier ones failed and were taken up where they stood"]
+        if count > 1
+        else []
+    )

@@ -8,6 +8,7 @@ from infra.machine.gpu import gpus
 from infra.machine.processes import reap
 from infra.steps.context import Round
 from infra.steps.preflight import faults
+from infra.steps.report import write_provenance
 from tasks.options import STEP
 
 
@@ -36,4 +37,5 @@ def preflight(round_: Round) -> list[str]:
         raise PreflightError(
             f"this machine cannot run round {round_.config.name}: " + "; ".join(found), fix="mend these and start again"
         )
+    write_provenance(round_)
     return ended

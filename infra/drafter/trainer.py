@@ -20,6 +20,7 @@ from infra.drafter.vocabulary import choose_vocabulary, token_frequencies
 from infra.errors import GateError, TrainingError
 from infra.machine.host import cpu_count
 from infra.machine.processes import Guarded, Spec, clean_environment
+from infra.store.objects import store_environment
 from infra.store.samples import Sample
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -238,7 +239,7 @@ def _run(
         command=trainer_command(job, facts, python),
         purpose=f"train {job.target.name}",
         log=job.log,
-        env=clean_environment(env),
+        env=clean_environment(env | store_environment(job.states_url)),
         cwd=job.workdir,
         grace_seconds=STOP_SECONDS,
     )

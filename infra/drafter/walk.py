@@ -18,6 +18,7 @@ from infra.drafter.acceptance import Acceptance, pooled
 from infra.errors import TrainingError
 from infra.machine.host import cpu_count
 from infra.machine.processes import Guarded, Spec, clean_environment
+from infra.store.objects import store_environment
 from infra.store.samples import Sample
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -165,7 +166,7 @@ def walk(
         command=(str(python or Path(sys.executable)), "-m", "infra.drafter.walk_entry", str(request), str(answer)),
         purpose="walk the chain",
         log=workdir / "walk.log",
-        env=clean_environment(env),
+        env=clean_environment(env | store_environment(states_url)),
         cwd=workdir,
     )
     with Guarded.start(spec, run_dir) as process:

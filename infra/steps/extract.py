@@ -62,6 +62,13 @@ def generation(round_: Round) -> dict[str, object]:
     }
 
 
+def make_live(round_: Round) -> None:
+    """Point to this generation, which was verified; the others that are there now are superseded by it."""
+    key = round_.keys.hidden
+    others = [other for other in round_.rounds.keys("hidden") if other != key]
+    round_.rounds.point("hidden", key, {**generation(round_), "supersedes": others})
+
+
 def discard_shard(round_: Round, plan: ShardPlan) -> int:
     """Delete what is left of a shard that does not verify, so that it can be done again; returns bytes freed."""
     return discard(round_.store, round_.prefix("hidden"), plan)

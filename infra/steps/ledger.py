@@ -80,10 +80,14 @@ def read_result(round_: Round, step: str, name: str, kind: type[Kind]) -> Kind |
         return None
 
 
-def write_result(round_: Round, step: str, name: str, result: Result) -> None:
-    """Store a step's result; it is what makes the step done, so it goes last."""
+def write_result(round_: Round, step: str, name: str, result: Result, **inputs: str) -> None:
+    """Store a step's result; it is what makes the step done, so it goes last.
+
+    Args:
+        inputs: keys of the steps that it was made from, for the pointer.
+    """
     round_.store.put(f"{round_.prefix(step)}/{name}", result.model_dump_json(indent=1).encode())
-    round_.rounds.point(step, getattr(round_.keys, step), {"versions": round_.versions})
+    round_.rounds.point(step, getattr(round_.keys, step), {"versions": round_.versions, **inputs})
 
 
 def training_if_done(round_: Round) -> Training | None:

@@ -154,7 +154,7 @@ def draft_parameters(shape: TargetShape, taps: int, layers: int, draft_vocab: in
 
 
 def training_disk(config: RoundConfig, shape: TargetShape, tokens: int) -> int:
-    """Bytes of the train step: a checkpoint an epoch (weights and two moments, bf16), the draft in scratch and store."""
+    """Bytes of training: a checkpoint an epoch (weights, two moments, bf16), and the draft in scratch and store."""
     vocab = config.prepare.draft_vocab_size or shape.vocab_size
     trained, stored = draft_parameters(shape, len(config.extract.taps), config.train.layers, vocab)
     checkpoint = BF16_BYTES * (stored + 2 * trained)

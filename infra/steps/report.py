@@ -1,6 +1,9 @@
 """The report step: the whole round in one object, report.md with figures, and what the next plan learns from it."""
 
-import json
+import subprocess
+from pathlib import Path
+
+import yaml
 
 from infra.report.figures import all_figures, data_uri
 from infra.report.markdown import report as render
@@ -63,19 +66,29 @@ def inline_report(report: Report) -> str:
     return render(report, {name: data_uri(data) for name, data in all_figures(report).items()})
 
 
-def write_provenance(round_: Round, revision: str) -> None:
-    """Keep the resolved round, the versions and the code's git revision beside the results."""
-    round_.rounds.write_round_yaml(
-        json.dumps(
-            {
-                "round": round_.config.model_dump(mode="json"),
-                "versions": round_.versions,
-                "target_revision": round_.target.revision,
-                "code": revision,
-            },
-            indent=1,
-        )
-    )
+def write_provenance(round_: Round) -> None:
+    """Keep the resolved round, the versions and the code's git revision beside the results, as round.yaml."""
+    facts = {
+        "round": round_.config.model_dump(mode="json"),
+        "versions": round_.versions,
+        "target_revision": round_.target.revision,
+        "keys": dict(round_.keys.items()),
+        "code": code_revision(),
+    }
+    text = yaml.safe_dump(facts, sort_keys=False)
+    path = f"{round_.rounds.prefix}/round.yaml"
+    if not round_.store.exists(path) or round_.store.get(path) != text.encode():
+        round_.rounds.write_round_yaml(text)
+
+
+def code_revision() -> str:
+    """The checkout's git commit, or why there is none."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return "not a git checkout"
+    return done.stdout.strip()
 
 
 def learn_from(round_: Round, report: Report, ledger: Ledger) -> None:

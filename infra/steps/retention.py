@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from infra.config.round import RetentionConfig
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
+from infra.store.samples import samples_fault
 
 
 @dataclass(frozen=True)
@@ -63,29 +64,36 @@ def _size(store: ObjectStore, prefix: str) -> int:
 
 
 def _stale(rounds: RoundStore) -> Iterator[Removal]:
-    """Generations beside the live one: superseded, since a pointer is written when its generation was verified.
+    """Generations that the live one superseded: its pointer, written when it was verified, names them.
 
-    A round that is at work has its own lock; its unfinished generation is not looked at by others.
+    A generation that is being made is in nobody's list.
     """
     live = rounds.current("hidden")
     if live is None:
         return
-    for key in rounds.keys("hidden"):
-        if key != live.key:
-            prefix = rounds.step_prefix("hidden", key)
-            yield Removal(
-                prefix, _size(rounds.store, prefix), f"{rounds.round_name}: superseded by generation {live.key}"
-            )
+    for key in sorted(set(live.made.get("supersedes", [])) & set(rounds.keys("hidden")) - {live.key}):
+        prefix = rounds.step_prefix("hidden", key)
+        why = f"{rounds.round_name}: superseded by generation {live.key}"
+        yield Removal(prefix, _size(rounds.store, prefix), why)
 
 
 def _finished(rounds: RoundStore) -> Iterator[Removal]:
-    live = rounds.current("hidden")
-    if live is None or any(rounds.current(step) is None for step in ("samples", "draft", "eval", "published")):
+    """The live states, if a draft was trained on them, evaluated and published, and their samples are whole."""
+    made = {step: rounds.current(step) for step in ("samples", "hidden", "draft", "eval", "published")}
+    samples, hidden, draft = made["samples"], made["hidden"], made["draft"]
+    evaluation, published = made["eval"], made["published"]
+    if samples is None or hidden is None or draft is None or evaluation is None or published is None:
         return
-    draft = rounds.current("draft")
-    if draft is None or draft.made.get("hidden") != live.key:
+    chain = (
+        hidden.made.get("samples") == samples.key,
+        draft.made.get("hidden") == hidden.key,
+        evaluation.made.get("draft") == draft.key,
+        published.made.get("draft") == draft.key,
+    )
+    if not all(chain) or samples_fault(rounds.store, rounds.step_prefix("samples", samples.key)) is not None:
         return
-    prefix = rounds.step_prefix("hidden", live.key)
+    prefix = rounds.step_prefix("hidden", hidden.key)
     size = _size(rounds.store, prefix)
     if size:
-        yield Removal(prefix, size, f"{rounds.round_name}: draft trained, evaluated and published; samples are kept")
+        why = f"{rounds.round_name}: draft trained, evaluated and published; samples are kept"
+        yield Removal(prefix, size, why)

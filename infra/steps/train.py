@@ -35,7 +35,7 @@ def train_draft(round_: Round, on_progress: OnProgress) -> Training:
         files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     round_.store.put(f"{round_.prefix('draft')}/trainer.log", workdir(round_) / "trainer.log")
     training = _summary(round_, result, files)
-    write_result(round_, "draft", TRAINING, training)
+    write_result(round_, "draft", TRAINING, training, hidden=round_.keys.hidden)
     return training
 
 

@@ -1,6 +1,7 @@
 """Objects in a store: a folder or an S3 bucket, with one atomic write."""
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from infra.errors import StoreError
 from infra.store.base import TEMPORARY_PREFIX, Backend, ObjectInfo, ObjectMissing
 from infra.store.filesystem import FolderBackend
 
-__all__ = ["ObjectInfo", "ObjectMissing", "ObjectStore"]
+__all__ = ["ObjectInfo", "ObjectMissing", "ObjectStore", "store_environment"]
 
 # What makes other objects count is deleted before them, so a broken-off delete leaves no manifest of nothing.
 MARKERS = frozenset({"current.json", "manifest.parquet", "manifest.json", "done.json"})
@@ -166,6 +167,16 @@ class ObjectStore:
             else:
                 self._backend = FolderBackend(Path(self.url.removeprefix("file://")).absolute())
         return self._backend
+
+
+def store_environment(url: str) -> dict[str, str]:
+    """Variables of this process that another one needs to reach the store: ``AWS_*`` for a bucket, none for a folder.
+
+    A cleaned environment leaves the secrets out; only a process that reads the store gets them.
+    """
+    if not url.startswith("s3://"):
+        return {}
+    return {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
 
 
 def _checked(path: str) -> str:

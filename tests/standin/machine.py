@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,10 @@ class Machine:
         return Machine(folder, self.fields)
 
 
+Use = Callable[[Machine], Machine]
+"""Makes the test's process work on a machine."""
+
+
 def new_machine(folder: Path) -> Machine:
     """A machine with the tiny target and nothing else."""
     tiny_target(folder / "state" / "models" / NAME)
@@ -95,6 +99,6 @@ def new_machine(folder: Path) -> Machine:
 def prefect_server() -> Iterator[str]:
     """A temporary Prefect server; yields its URL, which child processes take as ``PREFECT_API_URL``."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_LOGGING_TO_API_ENABLED", "false")
+        patch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
         with prefect_test_harness(server_startup_timeout=120):
             yield str(PREFECT_API_URL.value())

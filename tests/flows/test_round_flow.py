@@ -1,0 +1,275 @@
+"""Whole rounds through the flow, with the stand-in engine: what is done, what is not done again, what stops a round."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import boto3
+import pytest
+import yaml
+from moto.moto_server import threaded_moto_server
+from prefect import flow
+from prefect.client.orchestration import get_client
+from standin.engine import VERSION
+from standin.machine import REPOSITORY, Machine, Use, new_machine
+
+import tasks
+from flows.eagle3 import eagle3
+from flows.reextract import reextract
+from infra.config.load import load_round, round_file
+from infra.config.settings import Settings
+from infra.errors import ConfigError, EngineError, GateError, PreflightError
+from infra.machine.processes import recorded
+from infra.steps.context import Round
+from infra.steps.extract import faulty_shards
+from infra.steps.ledger import done_steps, report_if_done
+from infra.store.answers import read_answers
+
+ALL_STEPS = {"answers", "samples", "hidden", "draft", "eval", "published", "report"}
+SAMPLES = 24
+pytestmark = pytest.mark.usefixtures("api")
+
+
+async def artifact_keys() -> set[str]:
+    async with get_client() as client:
+        return {artifact.key for artifact in await client.read_artifacts() if artifact.key}
+
+
+def test_a_round_goes_from_prompts_to_a_published_draft(finished: Machine, use: Use) -> None:
+    round_ = use(finished).round()
+
+    assert done_steps(round_) == ALL_STEPS
+    assert faulty_shards(round_, deep=True) == {}
+    report = report_if_done(round_)
+    assert report is not None
+    assert [item.step for item in report.steps] == [
+        "plan", "preflight", "generate", "prepare", "extract", "verify", "cleanup", "train", "evaluate", "publish",
+        "cleanup after",
+    ]  # fmt: skip
+    assert not any(item.reused for item in report.steps)
+    assert report.versions["vllm"] == VERSION
+    assert report.counts["samples"] == SAMPLES
+    assert report.training.steps == 8
+    assert {item.prompts for item in report.evaluation.measured} == {"heldout", "evaluation"}
+    folder = round_.store.local_path(report.published.removeprefix(f"{round_.settings.store}/"))
+    assert folder is not None
+    assert {"config.json", "model.safetensors", "README.md"} <= {path.name for path in folder.iterdir()}
+    assert {"plan", "generate", "extract", "train", "training", "validation", "draft", "acceptance", "report"} <= (
+        asyncio.run(artifact_keys())
+    )
+
+    assert finished.launches() == {"plain": 2, "extract": 1, "bench": 1}
+    assert set(finished.requests("extract").values()) == {1}
+    assert len(finished.requests("extract")) == SAMPLES
+    assert not (round_.scratch / "staging").exists()
+    assert recorded(round_.settings.run_dir) == []
+
+
+def test_a_finished_round_is_not_done_again(again: Machine) -> None:
+    before = again.written(*ALL_STEPS)
+    started = time.monotonic()
+    eagle3(again.config())
+
+    assert again.written(*ALL_STEPS) == before
+    assert again.events() == []
+    assert time.monotonic() - started < 30
+
+
+def test_other_training_keeps_answers_and_states(again: Machine) -> None:
+    before, old = again.written("answers", "samples", "hidden"), again.round().keys
+    eagle3(again.config(), {"train.epochs": 1})
+
+    now = again.round(train__epochs=1)
+    assert again.written("answers", "samples", "hidden") == before
+    assert again.requests("extract") == Counter()
+    assert again.launches() == {"plain": 1, "bench": 1}
+    assert done_steps(now) == ALL_STEPS
+    for step in ("draft", "eval", "report"):
+        assert set(now.rounds.keys(step)) == {getattr(old, step), getattr(now.keys, step)}
+    report = report_if_done(now)
+    assert report is not None
+    assert {item.step for item in report.steps if not item.reused} >= {"train", "evaluate", "publish"}
+    assert "extract" not in {item.step for item in report.steps if not item.reused}
+
+
+def test_the_plan_gate_stops_before_anything_starts(again: Machine) -> None:
+    with pytest.raises(GateError, match="plan gate: round small needs .* of disk, its budget is 0.0 kB"):
+        eagle3(again.config(), {"budget.disk_bytes": 1})
+    assert again.events() == []
+
+
+def test_a_missing_target_is_named_with_the_command_that_fetches_it(tmp_path: Path, use: Use) -> None:
+    whole = new_machine(tmp_path / "whole")
+    shape = {"layers": 4, "hidden_size": 64, "vocab_size": 320, "weight_bytes": 1 << 20, "family": "llama"}
+    target = {"name": "standin-target", "source": "wheel://nothing==1", "shape": shape}
+    bare = use(Machine(tmp_path / "bare", {**whole.fields, "target": target}))
+
+    with pytest.raises(PreflightError, match="target standin-target is not at .*eagle3 target fetch standin-target"):
+        eagle3(bare.config())
+    assert bare.events() == []
+
+
+def test_a_mistyped_override_is_refused_before_anything(tmp_path: Path, use: Use, finished: Machine) -> None:
+    machine = use(Machine(tmp_path, finished.fields))
+    with pytest.raises(ConfigError, match=r"train\.epoch: Extra inputs are not permitted"):
+        eagle3(machine.config(), {"train.epoch": 2})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_round2_is_told_all_that_this_machine_lacks(
+    tmp_path: Path, use: Use, finished: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(Machine(tmp_path, finished.fields))
+    monkeypatch.setenv("EAGLE3_CACHE_DIR", str(tmp_path / "cache"))
+    round_ = Round(load_round(round_file("round2")), Settings())
+
+    @flow
+    def only_preflight() -> None:
+        tasks.preflight(round_)
+
+    with pytest.raises(PreflightError) as caught:
+        only_preflight()
+    said = str(caught.value)
+    assert "target Kimi-K2.5 is not at" in said
+    assert "sglang" in said
+    assert "sglang needs 8 GPUs and this machine has" in said
+    assert "training wants 8 GPUs" in said
+
+
+def test_a_round_has_one_process_at_a_time(again: Machine) -> None:
+    program = (
+        "import json, sys; from standin.machine import Machine; from pathlib import Path\n"
+        "from infra.steps.lock import round_lock\n"
+        "machine = Machine(Path(sys.argv[1]), json.loads(sys.argv[2]))\n"
+        "with round_lock(machine.round()):\n"
+        "    print('held', flush=True); sys.stdin.read()\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program, str(again.folder), json.dumps(again.fields)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"},
+    )  # fmt: skip
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match=f"round small is being worked on by process {holder.pid}"):
+            eagle3(again.config())
+        holder.communicate("")
+    eagle3(again.config())
+    assert again.events() == []
+
+
+def test_the_serving_gate_stops_when_serving_does_not_do_what_was_predicted(
+    again: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_ACCEPTED", "2")
+    change = {"evaluate.tolerance": 0.05}
+    with pytest.raises(GateError, match=r"serving gate: acceptance length is 2\.\d+ in serving, \+\d+\.\d% from"):
+        eagle3(again.config(), change)
+
+    stopped = again.round(evaluate__tolerance=0.05)
+    assert again.launches() == {"plain": 1, "bench": 1}, "a gate's stop is not retried, and the draft is not redone"
+    assert done_steps(stopped) == {"answers", "samples", "hidden", "draft"}
+    assert recorded(stopped.settings.run_dir) == []
+
+
+def round_yaml(machine: Machine) -> str:
+    path = machine.folder / "small.yaml"
+    path.write_text(yaml.safe_dump(machine.fields))
+    return str(path)
+
+
+def test_another_engine_version_makes_a_new_generation_even_when_the_engine_dies(
+    again: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = again.round().keys.hidden
+    monkeypatch.setenv("STANDIN_VERSION", "1-standin")
+    monkeypatch.setenv("STANDIN_DIE_AFTER", "16")
+    monkeypatch.setenv("STANDIN_DIED", str(tmp_path / "died"))
+    reextract([round_yaml(again)])
+
+    now = again.round()
+    live = now.rounds.current("hidden")
+    assert (tmp_path / "died").exists()
+    assert again.launches() == {"extract": 2}
+    assert now.rounds.keys("hidden") == [now.keys.hidden] != [old]
+    assert live is not None
+    assert (live.key, live.made["engine"]) == (now.keys.hidden, "vllm 1-standin")
+    assert faulty_shards(now, deep=True) == {}
+    asked = again.requests("extract")
+    assert len(asked) == SAMPLES
+    # The shards of the first server (rows 0 to 13 are two of them) are not asked for again.
+    assert sum(count == 1 for count in asked.values()) >= SAMPLES - 10
+    assert recorded(now.settings.run_dir) == []
+
+    again.forget()
+    reextract([round_yaml(again)])
+    assert again.events() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "sentence"),
+    [
+        ("STANDIN_OTHER_TOKENS", EngineError, r"holds states of other tokens than the \d+ that were sent"),
+        ("STANDIN_WITHOUT_FILE", EngineError, r"the engine did not write .*\.safetensors"),
+        ("STANDIN_OTHER_NEXT", GateError, r"capture gate: .* agree with the engine's own token in 0\.0% of \d+ probes"),
+    ],
+)
+def test_a_wrong_engine_makes_no_states_and_costs_none(
+    fault: str, kind: type[Exception], sentence: str, again: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, live = again.written("hidden"), again.round().rounds.current("hidden")
+    monkeypatch.setenv("STANDIN_VERSION", "1-standin")
+    monkeypatch.setenv(fault, "1")
+    with pytest.raises(kind, match=sentence):
+        reextract([round_yaml(again)])
+
+    now = again.round()
+    assert now.rounds.current("hidden") == live
+    assert before.items() <= again.written("hidden").items()
+    assert len(faulty_shards(now, deep=False)) > 0
+    assert not (now.scratch / "staging").exists()
+    assert recorded(now.settings.run_dir) == []
+
+
+def test_a_round_whose_store_is_a_bucket(tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = use(new_machine(tmp_path))
+    server = threaded_moto_server.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        for name, value in {
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "hush-hush",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "EAGLE3_STORE_URL": "s3://rounds/here",
+        }.items():
+            monkeypatch.setenv(name, value)
+        boto3.client("s3").create_bucket(Bucket="rounds")
+        eagle3(machine.config())
+
+        round_ = machine.round()
+        report = report_if_done(round_)
+        assert done_steps(round_) == ALL_STEPS
+        assert report is not None
+        assert report.published.startswith("s3://rounds/here/published/")
+        assert len(read_answers(round_.store, round_.prefix("answers"))) == SAMPLES
+        assert faulty_shards(round_, deep=True) == {}
+        assert not (tmp_path / "state" / "store").exists()
+        assert _secrets_written(tmp_path) == []
+
+        machine.forget()
+        eagle3(machine.config())
+        assert machine.events() == []
+    finally:
+        server.stop()
+
+
+def _secrets_written(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and b"hush-hush" in path.read_bytes()]

@@ -1,0 +1,95 @@
+"""Retention offers only what can be made again, and says why."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.config.round import RetentionConfig
+from infra.steps.retention import removable, removable_everywhere, remove
+from infra.store.objects import ObjectStore
+from infra.store.rounds import RoundStore
+from infra.store.samples import Sample, write_samples
+
+FREE = RetentionConfig(states="until_published", earlier_rounds=True, stale_generations=True)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return ObjectStore(f"file://{tmp_path}")
+
+
+def finish(store: ObjectStore, name: str, **changes: dict[str, Any]) -> RoundStore:
+    """A round whose draft is trained, evaluated and published; ``changes`` replaces what a pointer says."""
+    rounds = RoundStore(store, name)
+    samples = [
+        Sample(row, f"s{row}#0", [], [1, 2], [0, 1], split, "stop", "e", {})
+        for row, split in enumerate(("train", "heldout"))
+    ]
+    write_samples(store, rounds.step_prefix("samples", "s1"), samples)
+    store.put(f"{rounds.step_prefix('hidden', 'h1')}/00000/states", b"x" * 1000)
+    made = {
+        "samples": ("s1", {}),
+        "hidden": ("h1", {"samples": "s1"}),
+        "draft": ("d1", {"hidden": "h1"}),
+        "eval": ("e1", {"draft": "d1"}),
+        "published": ("p1", {"draft": "d1"}),
+    }
+    for step, (key, says) in made.items():
+        rounds.point(step, key, changes.get(step, says))
+    return rounds
+
+
+def paths(store: ObjectStore, name: str, policy: RetentionConfig) -> list[str]:
+    return [item.path for item in removable(store, name, policy)]
+
+
+def test_states_of_a_published_draft_go_and_nothing_else(store: ObjectStore) -> None:
+    finish(store, "one")
+    found = removable(store, "one", FREE)
+    assert [(item.path, item.size) for item in found] == [("rounds/one/hidden/h1", 1000)]
+    assert "samples are kept" in found[0].why
+    assert remove(store, found) == 1000
+    assert store.list("rounds/one/hidden/h1") == []
+    assert store.list("rounds/one/samples") != []
+    assert removable(store, "one", FREE) == []
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        ("hidden", {"samples": "other"}),
+        ("draft", {"hidden": "other"}),
+        ("eval", {"draft": "other"}),
+        ("published", {"draft": "other"}),
+    ],
+)
+def test_states_stay_while_any_step_is_of_something_else(store: ObjectStore, step: str, says: dict[str, Any]) -> None:
+    finish(store, "one", **{step: says})
+    assert removable(store, "one", FREE) == []
+
+
+def test_states_stay_when_their_samples_are_damaged(store: ObjectStore) -> None:
+    finish(store, "one")
+    part = next(item.path for item in store.list("rounds/one/samples/s1") if "part" in item.path)
+    store.put(part, b"spoilt")
+    assert removable(store, "one", FREE) == []
+
+
+def test_the_policy_decides_about_own_and_earlier_rounds(store: ObjectStore) -> None:
+    finish(store, "one")
+    finish(store, "two")
+    assert paths(store, "two", RetentionConfig(states="keep", earlier_rounds=True)) == ["rounds/one/hidden/h1"]
+    assert paths(store, "two", RetentionConfig(states="until_published")) == ["rounds/two/hidden/h1"]
+    assert paths(store, "two", RetentionConfig(states="keep")) == []
+    assert paths(store, "two", FREE) == ["rounds/one/hidden/h1", "rounds/two/hidden/h1"], "earlier rounds go first"
+    everywhere = removable_everywhere(store, {"one": FREE, "two": RetentionConfig(states="keep")})
+    assert [item.path for item in everywhere] == ["rounds/one/hidden/h1"]
+
+
+def test_a_superseded_generation_goes_once_the_new_one_is_live(store: ObjectStore) -> None:
+    rounds = finish(store, "one", draft={"hidden": "h0"}, hidden={"samples": "s1", "supersedes": ["h0"]})
+    for key in ("h0", "being-made"):
+        store.put(f"{rounds.step_prefix('hidden', key)}/00000/states", b"y" * 10)
+    assert paths(store, "one", FREE) == ["rounds/one/hidden/h0"]
+    assert paths(store, "one", RetentionConfig(stale_generations=False)) == []
