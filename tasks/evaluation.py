@@ -5,7 +5,7 @@ from prefect import get_run_logger, task
 from infra.drafter.acceptance import serving_gate
 from infra.steps import evaluate as steps
 from infra.steps.context import Round
-from infra.steps.ledger import EVALUATION, Ledger, Step, evaluation_if_done, write_result
+from infra.steps.ledger import EVALUATION, Ledger, Step, evaluation_if_done, point, write_result
 from infra.steps.results import Evaluation
 from infra.steps.serving import Serving
 from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
@@ -21,6 +21,7 @@ def evaluate(round_: Round, ledger: Ledger, step: Step) -> Evaluation:
     done = evaluation_if_done(round_)
     if done is not None:
         step.reused = True
+        point(round_, "eval")
         return done
     log = get_run_logger()
     draft = steps.draft_folder(round_)
@@ -37,6 +38,6 @@ def evaluate(round_: Round, ledger: Ledger, step: Step) -> Evaluation:
         ledger.started(drafted)
     evaluation = steps.judge(round_, predicted, live, sets, how)
     serving_gate(*steps.compared(evaluation), round_.config.evaluate.tolerance)
-    write_result(round_, "eval", EVALUATION, evaluation, draft=round_.keys.draft)
+    write_result(round_, "eval", EVALUATION, evaluation)
     step.detail = f"{how}, {sum(item.acceptance.prompts for item in evaluation.measured)} prompts served twice"
     return evaluation

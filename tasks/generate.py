@@ -4,7 +4,7 @@ from prefect import get_run_logger, task
 
 from infra.steps import generate as steps
 from infra.steps.context import Round
-from infra.steps.ledger import Ledger, Step
+from infra.steps.ledger import Ledger, Step, point
 from infra.steps.serving import Serving
 from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 from tasks.progress import ProgressArtifact
@@ -23,13 +23,14 @@ def generate(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None
     ledger.notes += attempts()
     if steps.answers_done(round_):
         step.reused, step.detail = True, "all answers were there"
+        point(round_, "answers")
         return
     client = None
     if round_.config.generate.answers == "target":
         server.begin()
         client = server.ready(round_.config.generate.timeout_seconds, get_run_logger().info)
     earlier = steps.generate(round_, client, ProgressArtifact("generate", "answers", server.log_tail))
-    round_.rounds.point("answers", round_.keys.answers, {"versions": round_.versions})
+    point(round_, "answers")
     step.detail = f"{earlier} answers of an earlier attempt kept" if earlier else ""
     ledger.started(server)
     server.stop()

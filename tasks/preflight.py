@@ -24,6 +24,8 @@ def preflight(round_: Round) -> list[str]:
     ended = [
         f"ended a leftover of an earlier run: {item.record.purpose}" for item in reap(settings.run_dir) if item.ended
     ]
+    if swept := round_.store.sweep_temporaries():
+        ended.append(f"removed {swept} half-written objects of writers that died")
     for line in ended:
         log.warning(line)
     target = round_.config.target

@@ -4,7 +4,7 @@ from prefect import task
 
 from infra.steps import prepare as steps
 from infra.steps.context import Round
-from infra.steps.ledger import Step
+from infra.steps.ledger import Step, point
 from tasks.options import STEP
 
 
@@ -12,7 +12,7 @@ from tasks.options import STEP
 def prepare(round_: Round, step: Step) -> None:
     """Build the samples and let the data gate judge them."""
     step.reused = steps.prepare(round_)
-    round_.rounds.point("samples", round_.keys.samples, {"answers": round_.keys.answers})
+    point(round_, "samples")
     counts = steps.sample_counts(round_)
     tokens = sum(len(sample.input_ids) for sample in round_.samples)
     dropped = ", ".join(f"{value} {name}" for name, value in counts.items() if value)

@@ -5,7 +5,7 @@ from prefect.artifacts import create_link_artifact
 
 from infra.steps import publish as steps
 from infra.steps.context import Round
-from infra.steps.ledger import Step
+from infra.steps.ledger import Step, point
 from infra.steps.results import Report
 from tasks.options import STEP
 
@@ -15,8 +15,10 @@ def publish(round_: Round, report: Report, step: Step) -> None:
     """Publish the draft with its card, unless it is published already."""
     if steps.publication_done(round_):
         step.reused = True
+        point(round_, "published")
         return
     where = steps.publish(round_, report)
+    point(round_, "published")
     step.detail = steps.draft_name(round_)
     create_link_artifact(key="draft", link=where, link_text=steps.draft_name(round_))
     get_run_logger().info(f"published {where}")

@@ -6,7 +6,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from infra.report.markdown import acceptance_table
 from infra.steps import report as steps
 from infra.steps.context import Round
-from infra.steps.ledger import Ledger, done_steps, report_if_done
+from infra.steps.ledger import Ledger, done_steps, point, report_if_done
 from infra.steps.plan import Plan
 from infra.steps.results import Evaluation, Report, Training
 from tasks.options import STEP
@@ -18,6 +18,8 @@ def finished_report(round_: Round) -> Report | None:
     found = report_if_done(round_)
     if found is None or not {"draft", "eval", "published"} <= done_steps(round_):
         return None
+    for step in ("answers", "samples", "draft", "eval", "published", "report"):
+        point(round_, step)
     _show(found)
     return found
 

@@ -37,11 +37,13 @@ def run_round(name: Name, overrides: Set = None, as_json: Json = False) -> None:
         say(f"UI while it runs: {ui_url(api)}")
         run_id, state = _watch(api, config.name, parse_overrides(overrides), settings)
     say(f"run {run_id} ended {state} after {time.monotonic() - began:.0f} s in all")
-    report = read_report(settings, config.name) if state == "Completed" else None
+    found = read_report(settings, config.name) if state == "Completed" else None
     if as_json:
+        report = None if found is None else found[0].model_dump(mode="json") | {"where": found[1]}
         print_json({"round": config.name, "run": run_id, "state": state, "report": report})
     else:
-        show(report)
+        if found is not None:
+            show(*found)
         print(
             f"To look at the run again: `eagle3 up`, then http://127.0.0.1:{settings.api_port}/runs/flow-run/{run_id}"
         )

@@ -161,6 +161,8 @@ def walk(
         "PYTHONPATH": str(REPOSITORY),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cpu_count())),
         "HF_HUB_OFFLINE": "1",
+        # A few forward passes are not worth compiling, and would need a C++ compiler that torch gets along with.
+        "TORCH_COMPILE_DISABLE": "1",
     }
     spec = Spec(
         command=(str(python or Path(sys.executable)), "-m", "infra.drafter.walk_entry", str(request), str(answer)),

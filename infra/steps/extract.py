@@ -6,7 +6,7 @@ from typing import Self
 
 from infra.engines.extraction import Extractor, States
 from infra.engines.pool import run_ordered
-from infra.errors import StoreError
+from infra.errors import GateError, StoreError
 from infra.steps.capture import NextTokenProbe
 from infra.steps.context import Round
 from infra.steps.progress import Meter, OnProgress
@@ -101,13 +101,14 @@ class Extraction:
         )
         self._meter = Meter("samples extracted:", len(samples), len(samples) - len(rows), on_progress)
         self._probe = NextTokenProbe(round_.target)
+        self._made: list[ShardPlan] = []
 
     def shard(self, plan: ShardPlan) -> None:
         """Bring one shard to its manifest; shards must be asked for in the order of ``todo``.
 
         Raises:
             ExtractionFault: the engine gave something else than the states of these tokens.
-            GateError: the capture gate stops.
+            GateError: the capture gate stops; the shards made here before are deleted.
             StoreError: the shard does not verify after it was written.
         """
         round_ = self._round
@@ -121,8 +122,15 @@ class Extraction:
             self._probe.add(states)
             writer.add(row, self._samples[row].input_ids, states.hidden_states)
             self._meter.add(1, len(self._samples[row].input_ids))
-        self._probe.judge()
+        try:
+            self._probe.judge()
+        except GateError:
+            # This server's earlier shards passed only because too few probes had been counted.
+            for earlier in self._made:
+                discard_shard(round_, earlier)
+            raise
         writer.commit()
+        self._made.append(plan)
 
     def __enter__(self) -> Self:
         return self

@@ -80,14 +80,26 @@ def read_result(round_: Round, step: str, name: str, kind: type[Kind]) -> Kind |
         return None
 
 
-def write_result(round_: Round, step: str, name: str, result: Result, **inputs: str) -> None:
-    """Store a step's result; it is what makes the step done, so it goes last.
+MADE_FROM = {"samples": "answers", "draft": "hidden", "eval": "draft", "published": "draft"}
+"""Which earlier step's key a pointer names, so that retention can follow the chain."""
 
-    Args:
-        inputs: keys of the steps that it was made from, for the pointer.
-    """
+
+def point(round_: Round, step: str) -> None:
+    """Make this round's key the step's live one, unless it is; hidden states have :func:`make_live` instead."""
+    key = getattr(round_.keys, step)
+    live = round_.rounds.current(step)
+    if live is not None and live.key == key:
+        return
+    made: dict[str, object] = {"versions": round_.versions}
+    if step in MADE_FROM:
+        made[MADE_FROM[step]] = getattr(round_.keys, MADE_FROM[step])
+    round_.rounds.point(step, key, made)
+
+
+def write_result(round_: Round, step: str, name: str, result: Result) -> None:
+    """Store a step's result; it is what makes the step done, so it goes last."""
     round_.store.put(f"{round_.prefix(step)}/{name}", result.model_dump_json(indent=1).encode())
-    round_.rounds.point(step, getattr(round_.keys, step), {"versions": round_.versions, **inputs})
+    point(round_, step)
 
 
 def training_if_done(round_: Round) -> Training | None:

@@ -73,5 +73,4 @@ def publish(round_: Round, report: Report) -> str:
         files={name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
     )
     round_.store.put(f"{prefix}/{PUBLICATION}", publication.model_dump_json(indent=1).encode())
-    round_.rounds.point("published", round_.keys.published, {"draft": round_.keys.draft, "where": prefix})
     return report.published

@@ -9,7 +9,7 @@ from infra.drafter.checkpoint import publishable
 from infra.drafter.progress import StepMetrics, TrainProgress, Validation
 from infra.drafter.trainer import TrainJob, TrainResult, train
 from infra.steps.context import Round
-from infra.steps.ledger import TRAINING, training_if_done, write_result
+from infra.steps.ledger import TRAINING, point, training_if_done, write_result
 from infra.steps.progress import OnProgress, Progress, duration
 from infra.steps.results import Training, TrainPoint
 
@@ -26,6 +26,7 @@ def train_draft(round_: Round, on_progress: OnProgress) -> Training:
     """
     done = training_if_done(round_)
     if done is not None:
+        point(round_, "draft")
         return done
     result = train(_job(round_), round_.samples, run_dir=round_.settings.run_dir, on_metrics=_reporter(on_progress))
     folder = publishable(result.checkpoint, round_.scratch / "draft" / round_.keys.draft, target_name(round_))
@@ -35,7 +36,7 @@ def train_draft(round_: Round, on_progress: OnProgress) -> Training:
         files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     round_.store.put(f"{round_.prefix('draft')}/trainer.log", workdir(round_) / "trainer.log")
     training = _summary(round_, result, files)
-    write_result(round_, "draft", TRAINING, training, hidden=round_.keys.hidden)
+    write_result(round_, "draft", TRAINING, training)
     return training
 
 

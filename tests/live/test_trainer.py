@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from standin.tiny import random_llama
+from transformers import LlamaForCausalLM
 
 from infra.config.round import TrainConfig
 from infra.config.target import Target, read_shape, target_revision
@@ -38,14 +39,8 @@ class Stopped(Exception):
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("targets") / "tiny"
-    config = LlamaConfig(
-        vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False, pad_token_id=None,
-        bos_token_id=None, eos_token_id=None, initializer_range=0.1,
-    )  # fmt: skip
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    random_llama(folder, vocabulary=256, dtype=torch.bfloat16)
     return Target(name="tiny", path=folder, shape=read_shape(folder), revision=target_revision(folder))
 
 
