@@ -29,8 +29,7 @@ def evaluate(round_: Round, ledger: Ledger, step: Step) -> Evaluation:
     how = steps.layout(round_)
     with Serving(round_, "bench") as plain, Serving(round_, "bench", draft=draft) as drafted:
         if how == "interleaved":
-            plain.begin()
-            drafted.begin()
+            steps.begin_both(round_, plain, drafted)
         predicted = steps.predict(round_, draft)
         log.info(f"held-out states predict an acceptance length of {predicted.acceptance.length:.3f}")
         live = steps.measure(round_, plain, drafted, sets, how, log.info)

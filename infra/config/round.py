@@ -148,6 +148,11 @@ class TrainConfig(Strict):
         default=1, ge=1, description="Checkpoints to resume from, an epoch.", json_schema_extra=KNOB
     )
     devices: int = Field(default=1, ge=1, description="GPUs to train on (CPU rounds: 1).", json_schema_extra=KNOB)
+    compile: bool = Field(
+        default=True,
+        description="Compile the draft on CUDA (torch.compile); torch 2.11 cannot. CPU training never compiles.",
+        json_schema_extra=KNOB,
+    )
     extra_args: tuple[str, ...] = Field(default=(), description="Further arguments for `speculators train`.")
 
 

@@ -234,7 +234,9 @@ def _run(
 ) -> None:
     env = {"PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if job.device == "cpu":
-        env |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cpu_count())), "TORCH_COMPILE_DISABLE": "1"}
+        env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(cpu_count()))
+    if job.device == "cpu" or not job.config.compile:
+        env["TORCH_COMPILE_DISABLE"] = "1"
     spec = Spec(
         command=trainer_command(job, facts, python),
         purpose=f"train {job.target.name}",

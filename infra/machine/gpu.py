@@ -19,7 +19,7 @@ class Gpu:
     memory_total: int | None
     """Bytes."""
     memory_used: int | None
-    """Bytes, those of processes that are gone too."""
+    """Bytes, those of processes that are gone too; without what the driver keeps for itself (as nvidia-smi counts)."""
     utilisation: int | None
     """Per cent of the last sampling period in which a kernel ran."""
     processes: tuple[tuple[int, int | None], ...]
@@ -75,7 +75,7 @@ def _gpu(index: int) -> Gpu:
     if handle is None:
         return Gpu(index, None, None, None, None, (), tuple(faults))
     name = ask("name", lambda: _text(pynvml.nvmlDeviceGetName(handle)))
-    memory = ask("memory", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    memory = ask("memory", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
     rates = ask("utilisation", lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
     running: Any = ask("processes", lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
     return Gpu(

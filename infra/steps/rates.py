@@ -1,8 +1,10 @@
 """How fast this machine was in earlier rounds; the plan estimates with it."""
 
 import json
+import time
 from pathlib import Path
 
+import torch
 from pydantic import BaseModel, ConfigDict
 
 from infra.config.settings import Settings
@@ -25,15 +27,18 @@ class Rates(BaseModel):
     """Where the figures come from, for the reader of a plan."""
 
 
+CPU_GFLOPS = 60.0
+"""float32 matrix work of the CPU that the reference was measured on, GFLOP/s."""
+
 REFERENCE = {
     "cpu": (
         135e6,
         Rates(
-            start_seconds=75,
-            generate_tokens=200,
-            extract_tokens=900,
-            train_tokens=900,
-            serve_tokens=90,
+            start_seconds=35,
+            generate_tokens=75,
+            extract_tokens=230,
+            train_tokens=260,
+            serve_tokens=35,
             origin="2 CPU cores, 135M parameters",
         ),
     ),
@@ -54,15 +59,30 @@ REFERENCE = {
 def reference_rates(device: str, parameters: float, devices: int) -> Rates:
     """Rates scaled from a machine that was measured: work a token grows with the parameters."""
     base, rates = REFERENCE[device]
-    scale = base / max(parameters, 1.0) * max(1, devices)
+    # A smaller target is not taken to be faster than the one that was measured: clients and kernels bound it, too.
+    scale = min(1.0, base / max(parameters, 1.0) * max(1, devices))
+    if device == "cpu":
+        scale *= matrix_gflops() / CPU_GFLOPS
     return Rates(
-        start_seconds=max(20.0, rates.start_seconds / scale if scale < 1 else rates.start_seconds),
+        start_seconds=rates.start_seconds / scale,
         generate_tokens=rates.generate_tokens * scale,
         extract_tokens=rates.extract_tokens * scale,
-        train_tokens=rates.train_tokens * min(1.0, scale) if scale < 1 else rates.train_tokens,
+        train_tokens=rates.train_tokens * scale,
         serve_tokens=rates.serve_tokens * scale,
         origin=f"scaled from {rates.origin}",
     )
+
+
+def matrix_gflops(seconds: float = 0.2) -> float:
+    """float32 matrix work that this CPU does now, GFLOP/s, measured on a linear layer of a small model."""
+    rows, inner, columns = 512, 576, 1536
+    left, right = torch.ones(rows, inner), torch.ones(inner, columns)
+    torch.mm(left, right)
+    begin, count = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds:
+        torch.mm(left, right)
+        count += 1
+    return 2e-9 * rows * inner * columns * count / (time.perf_counter() - begin)
 
 
 def rates_path(settings: Settings) -> Path:

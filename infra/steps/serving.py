@@ -1,7 +1,6 @@
 """One engine server for one purpose, started when first needed and again after it died."""
 
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -41,7 +40,6 @@ class Serving:
         )
         self.seconds_to_ready: list[float] = []
         self.failed_rungs: list[tuple[str, str]] = []
-        self._begun = 0.0
         self._server: Server | None = None
         self._client: Client | None = None
 
@@ -51,7 +49,6 @@ class Serving:
             if self.profile == "extract":
                 shutil.rmtree(self.staging, ignore_errors=True)
                 self.staging.mkdir(parents=True)
-            self._begun = time.monotonic()
             self._server = start(self.engine, self._request, self.round.settings)
 
     def ready(self, timeout: float, on_progress: Callable[[str], None] | None = None) -> Client:
@@ -68,7 +65,7 @@ class Serving:
             raise EngineError(f"{self.engine} was stopped while it was being started")
         if self._client is None:
             server.wait_ready(on_progress)
-            self.seconds_to_ready.append(time.monotonic() - self._begun)
+            self.seconds_to_ready.append(server.started_seconds)
             self.failed_rungs += server.failed_rungs
             self._client = Client(server.base_url, timeout=timeout)
         return self._client

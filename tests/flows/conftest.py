@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from standin.engine import take_vllms_place
+from standin.engine import StandInEngine
 from standin.machine import Machine, Use, new_machine, prefect_server
 
 import tasks
@@ -21,8 +21,7 @@ def api() -> Iterator[str]:
 def _standin() -> Iterator[None]:
     """The stand-in for vLLM, and retries without their pauses."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm, "ENGINE", vllm.ENGINE)  # put back at the end
-        take_vllms_place()
+        patch.setattr(vllm, "ENGINE", StandInEngine())
         for task in (tasks.generate, tasks.extract, tasks.evaluate):
             patch.setattr(task, "retry_delay_seconds", 0)
         yield

@@ -7,7 +7,9 @@ import json
 import sys
 from pathlib import Path
 
-from standin.engine import take_vllms_place
+from standin.engine import StandInEngine
+
+from infra.engines import vllm
 
 
 def main() -> None:
@@ -15,7 +17,7 @@ def main() -> None:
     from flows.eagle3 import eagle3
     from infra.config.load import build_round
 
-    take_vllms_place()
+    vllm.ENGINE = StandInEngine()  # type: ignore[assignment]
     eagle3(build_round(json.loads(Path(sys.argv[1]).read_text())))
 
 

@@ -9,7 +9,6 @@ import httpx
 
 from infra.config.round import RungConfig
 from infra.config.settings import Settings
-from infra.engines import vllm
 from infra.engines.launch import Launch, LaunchRequest
 
 SERVER = Path(__file__).with_name("server.py")
@@ -47,8 +46,3 @@ class StandInEngine:
     def served_version(self, base_url: str) -> str:
         """What the server says."""
         return str(httpx.get(f"{base_url}/version", trust_env=False).json()["version"])
-
-
-def take_vllms_place() -> None:
-    """From now on this process starts the stand-in when a round asks for vLLM."""
-    vllm.ENGINE = StandInEngine()  # type: ignore[assignment]

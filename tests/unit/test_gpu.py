@@ -24,7 +24,10 @@ class Driver:
             "nvmlDeviceGetCount": lambda: count,
             "nvmlDeviceGetHandleByIndex": lambda index: index,
             "nvmlDeviceGetName": lambda index: f"GPU {index}".encode(),
-            "nvmlDeviceGetMemoryInfo": lambda index: SimpleNamespace(total=80 * GIB, used=index * GIB),
+            "nvmlDeviceGetMemoryInfo": lambda index, version=None: SimpleNamespace(
+                total=80 * GIB,
+                used=(index if version else index + 1) * GIB,  # without a version: the driver's own, too
+            ),
             "nvmlDeviceGetUtilizationRates": lambda index: SimpleNamespace(gpu=index * 10),
             "nvmlDeviceGetComputeRunningProcesses": lambda index: [
                 SimpleNamespace(pid=100 + index, usedGpuMemory=GIB),
@@ -40,11 +43,11 @@ class Driver:
         self.open += step
 
     def guarded(self, name: str, answer: Any) -> Any:
-        def call(*args: int) -> Any:
+        def call(*args: int, **options: int) -> Any:
             index, code = self.refuse.get(name, (None, 0))
             if code and args in ((), (index,)):
                 raise pynvml.NVMLError(code)
-            return answer(*args)
+            return answer(*args, **options)
 
         return call
 
