@@ -54,7 +54,7 @@ def run_round(round_: Round) -> Report:
     with ledger.step("plan"):
         plan = tasks.plan(round_)
     with ledger.step("preflight"):
-        ledger.notes += tasks.preflight(round_)
+        ledger.notes += tasks.preflight(round_, plan)
     finished = tasks.finished_report(round_)
     if finished is not None:
         get_run_logger().info("every step of this round is done; nothing was redone")

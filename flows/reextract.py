@@ -37,7 +37,7 @@ def reextract(rounds: list[str] = []) -> None:  # noqa: B006 (Prefect shows the 
 def _again(round_: Round) -> None:
     ledger = Ledger()
     with ledger.step("preflight"):
-        tasks.preflight(round_)
+        tasks.preflight(round_, tasks.plan(round_))
     with Serving(round_, "extract") as server, ledger.step("prepare", round_.keys.samples) as step:
         tasks.prepare(round_, step)
         with ledger.step("extract", round_.keys.hidden) as step:

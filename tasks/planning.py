@@ -4,14 +4,14 @@ from prefect import task
 from prefect.artifacts import create_table_artifact
 
 from infra.steps.context import Round
-from infra.steps.plan import Plan, gib, make_plan, plan_gate
+from infra.steps.plan import Plan, gib, make_plan
 from infra.steps.progress import duration
 from tasks.options import STEP
 
 
 @task(task_run_name="plan {round_.config.name}", **STEP)
 def plan(round_: Round) -> Plan:
-    """Plan the round and stop it when it cannot fit."""
+    """Plan the round; preflight stops it when it cannot fit, with all else that is missing."""
     made = make_plan(round_.config, round_.settings)
     create_table_artifact(
         key="plan",
@@ -29,5 +29,4 @@ def plan(round_: Round) -> Plan:
         description=f"{made.samples} samples, {made.tokens:,} tokens at {made.bytes_per_token:,} B, "
         f"{gib(made.disk_bytes)} of disk ({gib(made.disk_free)} free), about {duration(made.seconds)} to go.",
     )
-    plan_gate(round_.config, made)
     return made

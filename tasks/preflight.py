@@ -3,21 +3,23 @@
 from prefect import get_run_logger, task
 
 from infra.engines.fetch import fetch_target
-from infra.errors import PreflightError
+from infra.errors import GateError, PreflightError
 from infra.machine.gpu import gpus
 from infra.machine.processes import reap
 from infra.steps.context import Round
+from infra.steps.plan import Plan, plan_gate
 from infra.steps.preflight import faults
 from infra.steps.report import write_provenance
 from tasks.options import STEP
 
 
 @task(task_run_name="preflight {round_.config.name}", **STEP)
-def preflight(round_: Round) -> list[str]:
+def preflight(round_: Round, planned: Plan) -> list[str]:
     """Make the machine fit for the round or say all that is missing at once; returns what was cleaned up.
 
     Raises:
         PreflightError: the machine lacks something; every fault is named.
+        GateError: the plan does not fit, and nothing else is wrong.
     """
     log = get_run_logger()
     settings = round_.settings
@@ -35,6 +37,12 @@ def preflight(round_: Round) -> list[str]:
     if not report.present:
         log.info(f"no GPU: {report.reason}")
     found = faults(round_.config, settings, report)
+    try:
+        plan_gate(round_.config, planned)
+    except GateError as error:
+        if not found:
+            raise
+        found.append(str(error))
     if found:
         raise PreflightError(
             f"this machine cannot run round {round_.config.name}: " + "; ".join(found), fix="mend these and start again"

