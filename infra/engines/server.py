@@ -68,7 +68,7 @@ class Server:
         """
         report = on_progress or (lambda words: None)
         while (reason := self._wait_rung(report)) is not None:
-            self.stop()
+            self._end()
             name, log = self.rung, self.log
             self._failed.append((name, reason))
             if len(self._failed) == len(self._request.config.ladder):
@@ -100,7 +100,11 @@ class Server:
             raise EngineError(f"{self.purpose} answers {answer.status_code}: {why}", fix=f"read {self.log}")
 
     def stop(self) -> None:
-        """End the whole process tree; harmless when it has ended."""
+        """End the whole process tree, for good; harmless when it has ended."""
+        self._end()
+        self._http.close()
+
+    def _end(self) -> None:
         if self._process is not None:
             self._process.stop(grace_seconds=STOP_GRACE_SECONDS)
             self._process = None

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from infra.config.keys import key12
+from infra.config.keys import decisive, key12
 from infra.config.round import RoundConfig
 
 FORMAT = 1
@@ -66,7 +66,9 @@ def step_keys(config: RoundConfig, inputs: Inputs) -> StepKeys:
     evaluation = key12(
         draft=draft,
         prompts=inputs.evaluation_prompts,
-        evaluate=config.evaluate,
+        template_args=config.evaluate.prompts.template_args,
+        longest_prompt=config.evaluate.prompts.max_prompt_tokens,
+        evaluate={name: value for name, value in decisive(config.evaluate).items() if name != "prompts"},
         engine=config.serve_with,
         version=inputs.versions[config.serve_with],
         launch=config.engines[config.serve_with],

@@ -45,6 +45,8 @@ def test_a_changed_input_redoes_what_depends_on_it(override: dict[str, Any], fir
         {"engines.vllm.ladder": [{"name": "other", "flags": ["--enforce-eager"]}]},
         {"engines.vllm.ready_seconds": 5},
         {"description": "another"},
+        {"prompts.source": "/elsewhere/the-same.jsonl"},
+        {"evaluate.prompts.source": "/elsewhere/the-same.jsonl"},
         {"retention.states": "keep"},
         {"budget.hours": 9},
     ],
