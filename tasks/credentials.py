@@ -1,6 +1,7 @@
 """Credentials of the store out of a Prefect block, for workers whose environment has none."""
 
 import os
+from typing import Any, cast
 
 from prefect.blocks.system import Secret
 
@@ -20,7 +21,7 @@ def use_store_credentials(settings: Settings) -> None:
     """
     if not settings.store_block:
         return
-    secret = Secret.load(settings.store_block)
+    secret = cast("Secret[Any]", Secret.load(settings.store_block))
     value = secret.get()
     if not isinstance(value, dict) or not set(value) <= set(ALLOWED):
         raise ConfigError(

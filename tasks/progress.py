@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import cast
 from uuid import UUID
 
 import httpx
@@ -45,6 +46,8 @@ class ProgressArtifact:
 
     def _show(self, percent: float, text: str) -> None:
         if self._artifact is None:
-            self._artifact = create_progress_artifact(progress=percent, key=self._key, description=text)
+            created = create_progress_artifact(progress=percent, key=self._key, description=text)
+            # Called outside of an event loop it is an id, not a coroutine.
+            self._artifact = cast(UUID, created)
         else:
             update_progress_artifact(artifact_id=self._artifact, progress=percent, description=text)
