@@ -77,11 +77,10 @@ class WalkResult:
         return self._ratio("joint", "reached")
 
     def _ratio(self, above: str, below: str) -> tuple[float, ...]:
+        """Quotients by draft step; 0 where nothing was counted."""
         tops = np.sum([getattr(sample.steps, above) for sample in self.samples], axis=0)
         bottoms = np.sum([getattr(sample.steps, below) for sample in self.samples], axis=0)
-        return tuple(
-            float(top) / float(bottom) if bottom else float("nan") for top, bottom in zip(tops, bottoms, strict=True)
-        )
+        return tuple(float(top) / float(bottom) if bottom else 0.0 for top, bottom in zip(tops, bottoms, strict=True))
 
 
 def walk_chain(correct: NDArray[np.bool_], first: int, end: int) -> Acceptance:

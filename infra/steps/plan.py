@@ -15,6 +15,9 @@ from infra.steps.rates import Rates, learnt_rates, reference_rates
 from infra.store.hidden import state_bytes_per_token
 
 BF16_BYTES = 2
+TURN_TOKENS = 8
+"""What a chat template puts around one more turn, tokens."""
+
 UNKNOWN_PROMPT_TOKENS = 120
 """Mean prompt length assumed while the target's tokenizer is not at hand."""
 
@@ -185,22 +188,27 @@ def _shape(round_: Round, notes: list[str]) -> TargetShape:
 
 
 def _prompts(round_: Round, notes: list[str]) -> tuple[int, int]:
-    """(samples, prompt tokens); later turns repeat the conversation, so they count with what came before."""
+    """(samples, prompt tokens); later turns repeat the conversation, so they count with what came before.
+
+    A turn whose prompt is too long is left out, and with it what follows in its conversation.
+    """
     config = round_.config
-    samples = sum(1 + len(prompt.turns) for prompt in round_.prompts)
     answer = config.generate.expected_tokens or 0.75 * config.generate.max_tokens
     try:
         chat = round_.chat
     except MissingTarget:
         notes.append(f"prompts are taken as {UNKNOWN_PROMPT_TOKENS} tokens each until the tokenizer is here")
+        samples = sum(1 + len(prompt.turns) for prompt in round_.prompts)
         return samples, samples * UNKNOWN_PROMPT_TOKENS
-    total = 0.0
+    samples, total = 0, 0.0
     for prompt in round_.prompts:
         length = float(len(chat.render(prompt.messages, config.prompts.template_args, add_generation_prompt=True)))
-        for turn in range(1 + len(prompt.turns)):
+        for turn in ("", *prompt.turns):
+            length += answer + len(chat.encode(turn)) + TURN_TOKENS if turn else 0
+            if length > config.prompts.max_prompt_tokens:
+                break
+            samples += 1
             total += length
-            if turn < len(prompt.turns):
-                length += answer + len(chat.encode(prompt.turns[turn])) + 8
     return samples, round(total)
 
 

@@ -6,7 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field
 class Result(BaseModel):
     """Base of stored results."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Without "constants" a NaN is written as null and the result cannot be read again.
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 class Speed(Result):

@@ -1,6 +1,7 @@
 """Report, figures and model card from a finished round's results."""
 
 import io
+import math
 import re
 
 import pytest
@@ -274,3 +275,12 @@ class TestCard:
     def test_web_addresses_are_no_local_paths(self) -> None:
         address = "https://example.org/a/b"
         assert address in card.card(build(versions={"git": address}))
+
+
+def test_a_stored_report_reads_back_as_it_was_even_with_what_is_not_a_number() -> None:
+    whole = build()
+    odd = whole.evaluation.predicted.model_copy(update={"conditional": (0.4, float("nan"), 0.0)})
+    spoilt = whole.model_copy(update={"evaluation": whole.evaluation.model_copy(update={"predicted": odd})})
+    again = type(whole).model_validate_json(spoilt.model_dump_json(indent=1))
+    assert math.isnan(again.evaluation.predicted.conditional[1])
+    assert type(whole).model_validate_json(whole.model_dump_json()) == whole
