@@ -64,11 +64,6 @@ def wait_for(condition: Callable[[], Any], seconds: float = 240) -> Any:
     return value
 
 
-def hear_interrupts() -> None:
-    """A shell starts background jobs deaf to SIGINT, and so what they start: a person's terminal does not."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @dataclass
 class Machine:
     """A user's machine: home, checkout with stand-in flows, state folder, free port."""
@@ -130,9 +125,7 @@ class Machine:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "deployments.cli", *arguments]
         pipe = subprocess.PIPE
-        return subprocess.Popen(
-            command, env=self.env, cwd=self.base, text=True, stdout=pipe, stderr=pipe, preexec_fn=hear_interrupts
-        )
+        return subprocess.Popen(command, env=self.env, cwd=self.base, text=True, stdout=pipe, stderr=pipe)
 
     def eagle3(self, *arguments: str, status: int = 0) -> str:
         """Standard output of ``eagle3 ARGUMENTS`` (its standard error, if a failure is expected)."""
