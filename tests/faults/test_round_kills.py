@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from infra.machine.processes import recorded
 from infra.steps.extract import shards_of
 from infra.steps.ledger import done_steps, report_if_done
 from infra.store.answers import read_answers
+from infra.store.manifest import MANIFEST, Manifest
 
 LIMIT = 300.0
 SAMPLES = 24
@@ -171,7 +173,17 @@ def _answers(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> dict[str, tup
 
 
 def _bytes_of(machine: Machine, *steps: str) -> dict[str, bytes]:
-    """Every object of these steps' generations; not the pointers, nor what a dead writer left to be swept."""
+    """Every object of these steps' generations; not the pointers, nor what a dead writer left to be swept.
+
+    A manifest says when it was made, which is all that may differ.
+    """
     root = machine.folder / "state" / "store" / "rounds" / "small"
     found = [path for step in steps for path in (root / step).glob("*/**/*") if path.is_file() and path.name[0] != "."]
-    return {str(path.relative_to(root)): path.read_bytes() for path in found}
+    return {str(path.relative_to(root)): _timeless(path) for path in found}
+
+
+def _timeless(path: Path) -> bytes:
+    data = path.read_bytes()
+    if path.name != MANIFEST:
+        return data
+    return replace(Manifest.from_bytes(data, str(path)), created="").to_bytes()
