@@ -12,6 +12,8 @@ from infra.config.load import load_round
 from infra.errors import ConfigError
 
 PREFECT_YAML = CODE / "deployments" / "prefect.yaml"
+PARITY_ROUND = CODE / "deployments" / "rounds" / "smoke-sglang.yaml"
+"""Describes both engines; its target, taps and prompts are what `parity/engines` compares on unless told otherwise."""
 PULL: list[dict[str, Any]] = [{"prefect.deployments.steps.set_working_directory": {"directory": "{{ $EAGLE3_ROOT }}"}}]
 HEADER = """\
 # Rendered from deployments/rounds/*.yaml by `eagle3 deploy --render`; change those, not this.
@@ -70,11 +72,24 @@ def round_entry(file: Path) -> Entry:
 
 
 def catalogue(root: Path | None = None) -> list[Entry]:
-    """All deployments: one a round file, and the nightly ones (their schedules wait until enabled)."""
+    """All deployments: one a round file, the comparison of engines, and the nightly ones (not enabled at first)."""
     folder = (root or checkout()) / "deployments" / "rounds"
     rounds = [round_entry(file) for file in sorted(folder.glob("*.yaml"))]
     return [
         *rounds,
+        Entry(
+            flow="parity",
+            name="engines",
+            description="Compares hidden states and tokenisers of two engines, or of two versions before an upgrade.",
+            parameters={
+                "config": load_round(PARITY_ROUND).model_dump(mode="json"),
+                "extracting": {"engine": "vllm", "environment": ""},
+                "serving": {"engine": "sglang", "environment": ""},
+                "samples": 8,
+                "overrides": {},
+            },
+            tags=("eagle3", "parity"),
+        ),
         Entry(
             flow="reextract",
             name="nightly",
@@ -86,7 +101,7 @@ def catalogue(root: Path | None = None) -> list[Entry]:
         Entry(
             flow="cleanup",
             name="nightly",
-            description="Deletes what the retention policy of each round allows.",
+            description="Deletes what dead runs left and what the retention policy of each round allows.",
             parameters={"dry_run": False},
             tags=("eagle3", "nightly"),
             cron="0 5 * * *",

@@ -1,34 +1,37 @@
-"""Flow ``cleanup``: lists, and when asked deletes, what the retention policy of each round allows."""
+"""Flow ``cleanup``: lists, or deletes, what dead runs left and what each round's retention policy allows."""
 
 from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
 
 from infra.config.load import ROUNDS, load_round
 from infra.config.settings import Settings
-from infra.steps.plan import gib
-from infra.steps.retention import removable_everywhere, remove
+from infra.steps.leftovers import clean, survey
+from infra.steps.progress import gib
 from infra.store.objects import ObjectStore
 from tasks.credentials import use_store_credentials
 
 
 @flow(name="cleanup", persist_result=False)
 def cleanup(dry_run: bool = True) -> None:
-    """Free hidden states that can be made again.
+    """Free what can be made again: half-written files, leftovers in scratch and shared memory, hidden states.
 
     Args:
-        dry_run: Only list what would go and why.
+        dry_run: Only list what would go and why, and what is kept and why.
     """
     settings = Settings()
     use_store_credentials(settings)
-    store = ObjectStore(settings.store)
-    configs = [load_round(path) for path in sorted(ROUNDS.glob("*.yaml"))]
-    found = removable_everywhere(store, {config.name: config.retention for config in configs})
+    policies = {config.name: config.retention for config in map(load_round, sorted(ROUNDS.glob("*.yaml")))}
+    found = (survey if dry_run else clean)(ObjectStore(settings.store), settings, policies)
     create_table_artifact(
         key="cleanup",
-        table=[{"what": item.path, "size": gib(item.size), "why": item.why} for item in found],
+        table=[{"what": item.path, "size": gib(item.size), "why": item.why} for item in found.go],
         description="Would be deleted" if dry_run else "Deleted",
     )
-    for item in found:
-        get_run_logger().info(f"{'would free' if dry_run else 'freeing'} {gib(item.size)}: {item.path} ({item.why})")
-    if not dry_run:
-        remove(store, found)
+    create_table_artifact(
+        key="kept",
+        table=[{"what": item.path, "size": gib(item.size), "why": item.why} for item in found.stay],
+        description="Kept",
+    )
+    verb = "would free" if dry_run else "freed"
+    for item in found.go:
+        get_run_logger().info(f"{verb} {gib(item.size)}: {item.path} ({item.why})")

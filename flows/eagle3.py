@@ -3,11 +3,9 @@
 Start it with ``prefect deployment run eagle3/smoke``; every deployment is a file in deployments/rounds.
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 from prefect import flow, get_run_logger
-from prefect.concurrency.sync import concurrency
 
 import tasks
 from infra.config.load import build_round
@@ -19,8 +17,6 @@ from infra.steps.lock import round_lock
 from infra.steps.results import Report
 from infra.steps.serving import Serving
 from tasks.credentials import use_store_credentials
-
-GPU_SLOT = "gpu"
 
 
 def _run_name() -> str:
@@ -51,6 +47,7 @@ def eagle3(config: RoundConfig, overrides: dict[str, Any] = {}) -> None:  # noqa
 def run_round(round_: Round) -> Report:
     """The lifecycle, in order. Each step looks first whether its verified result is there already."""
     ledger = Ledger()
+    tasks.watch_disk(round_, ledger)
     with ledger.step("plan"):
         plan = tasks.plan(round_)
     with ledger.step("preflight"):
@@ -59,7 +56,7 @@ def run_round(round_: Round) -> Report:
     if finished is not None:
         get_run_logger().info("every step of this round is done; nothing was redone")
         return finished
-    with _gpu_slot(round_):
+    with tasks.gpus_of(round_, ledger):
         _states(round_, ledger)
         with ledger.step("cleanup"):
             ledger.notes += tasks.cleanup_before_training(round_)
@@ -83,15 +80,15 @@ def _states(round_: Round, ledger: Ledger) -> None:
         tasks.generate(round_, server, ledger, step)
     with Serving(round_, "extract") as server:
         with ledger.step("prepare", round_.keys.samples) as step:
-            tasks.begin_loading(server, needed=tasks.extraction_is_due(round_))
+            parity_is_due = tasks.parity_is_due(round_)
+            tasks.begin_loading(server, needed=tasks.extraction_is_due(round_) and not parity_is_due)
             tasks.prepare(round_, step)
+        if parity_is_due:
+            with ledger.step("parity") as step:
+                tasks.parity(round_, server, ledger, step)
+        with ledger.step("convention", round_.keys.hidden) as step:
+            tasks.convention(round_, server, ledger, step)
         with ledger.step("extract", round_.keys.hidden) as step:
             tasks.extract(round_, server, ledger, step)
     with ledger.step("verify", round_.keys.hidden) as step:
         tasks.verify(round_, step)
-
-
-def _gpu_slot(round_: Round) -> Any:
-    """One round at a time uses the GPUs; holding the slot proves nothing about the GPU itself."""
-    needs = any(engine.device == "cuda" for engine in round_.config.engines.values())
-    return concurrency(GPU_SLOT, occupy=1) if needs else nullcontext()

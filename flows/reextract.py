@@ -36,13 +36,25 @@ def reextract(rounds: list[str] = []) -> None:  # noqa: B006 (Prefect shows the 
 
 def _again(round_: Round) -> None:
     ledger = Ledger()
+    tasks.watch_disk(round_, ledger)
     with ledger.step("preflight"):
         tasks.preflight(round_, tasks.plan(round_))
-    with Serving(round_, "extract") as server, ledger.step("prepare", round_.keys.samples) as step:
-        tasks.prepare(round_, step)
+    with tasks.gpus_of(round_, ledger):
+        _states(round_, ledger)
+    with ledger.step("cleanup"):
+        tasks.cleanup_before_training(round_)
+
+
+def _states(round_: Round, ledger: Ledger) -> None:
+    with Serving(round_, "extract") as server:
+        with ledger.step("prepare", round_.keys.samples) as step:
+            tasks.prepare(round_, step)
+        if tasks.parity_is_due(round_):
+            with ledger.step("parity") as step:
+                tasks.parity(round_, server, ledger, step)
+        with ledger.step("convention", round_.keys.hidden) as step:
+            tasks.convention(round_, server, ledger, step)
         with ledger.step("extract", round_.keys.hidden) as step:
             tasks.extract(round_, server, ledger, step)
     with ledger.step("verify", round_.keys.hidden) as step:
         tasks.verify(round_, step)
-    with ledger.step("cleanup"):
-        tasks.cleanup_before_training(round_)

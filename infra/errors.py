@@ -1,5 +1,7 @@
 """The project's one exception family."""
 
+import time
+
 
 class Eagle3Error(Exception):
     """Something a person must read: what happened, what was expected, what to do.
@@ -40,8 +42,24 @@ class EngineError(Eagle3Error):
     """An engine did not start, stopped answering, or answered wrongly."""
 
 
+class ExtractionFault(EngineError):
+    """States that must not be used: missing, incomplete, or not of the tokens that were sent."""
+
+
 class StoreError(Eagle3Error):
     """An object in the store is missing, damaged, or could not be written."""
+
+
+class DiskFull(StoreError):
+    """Something could not be written because its file system, or a quota on it, has no room; nothing is left of it.
+
+    Attributes:
+        at: when, ``time.monotonic()`` seconds.
+    """
+
+    def __init__(self, what: str, *, expected: str = "", fix: str = "") -> None:
+        self.at = time.monotonic()
+        super().__init__(what, expected=expected, fix=fix)
 
 
 class TrainingError(Eagle3Error):

@@ -1,9 +1,13 @@
 """Prefect tasks, one module a step: names, retries and artifacts; the work is in infra/."""
 
 from tasks.cleanup import cleanup_after_publishing, cleanup_before_training
+from tasks.convention import convention
+from tasks.disk import watch_disk
 from tasks.evaluation import evaluate
 from tasks.extract import extract, extraction_is_due, verify
 from tasks.generate import generate
+from tasks.gpus import gpus_of, ready_gpus
+from tasks.parity import fit_for_parity, parity, parity_is_due, parity_side, parity_verdict
 from tasks.planning import plan
 from tasks.preflight import preflight
 from tasks.prepare import prepare
@@ -17,17 +21,26 @@ __all__ = [
     "begin_loading",
     "cleanup_after_publishing",
     "cleanup_before_training",
+    "convention",
     "evaluate",
     "extract",
     "extraction_is_due",
     "finished_report",
+    "fit_for_parity",
     "generate",
+    "gpus_of",
+    "parity",
+    "parity_is_due",
+    "parity_side",
+    "parity_verdict",
     "plan",
     "preflight",
     "prepare",
     "publish",
+    "ready_gpus",
     "report",
     "states_are_needed",
     "train",
     "verify",
+    "watch_disk",
 ]

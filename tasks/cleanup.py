@@ -1,30 +1,35 @@
 """Cleanup: free what the retention policy allows, and say what went and why."""
 
 import shutil
+from collections.abc import Iterable
 
 from prefect import get_run_logger, task
 
+from infra.machine.segments import forget_segments
+from infra.steps.budget import removals
 from infra.steps.context import Round
-from infra.steps.plan import gib
+from infra.steps.leftovers import busy_rounds
+from infra.steps.progress import gib
 from infra.steps.retention import Removal, removable, remove
 from tasks.options import STEP
 
 
-def _freed(round_: Round, removals: list[Removal]) -> list[str]:
+def _freed(round_: Round, found: Iterable[Removal]) -> list[str]:
     log = get_run_logger()
-    lines = [f"freed {gib(item.size)}: {item.path} ({item.why})" for item in removals]
-    remove(round_.store, removals)
-    for line in lines:
-        log.info(line)
+    lines = []
+    for item in found:
+        remove(round_.store, [item])
+        lines.append(f"freed {gib(item.size)}: {item.path} ({item.why})")
+        log.info(lines[-1])
     return lines
 
 
 @task(task_run_name="cleanup before training", **STEP)
 def cleanup_before_training(round_: Round) -> list[str]:
-    """Free earlier rounds' and superseded hidden states; this round's own are about to be trained on."""
-    own = round_.prefix("hidden")
-    found = removable(round_.store, round_.config.name, round_.config.retention)
-    return _freed(round_, [item for item in found if item.path != own])
+    """Free what a running round may: leftovers, superseded and earlier rounds' states; never those to be trained on."""
+    lines = _freed(round_, removals(round_))
+    forget_segments(round_.settings.run_dir)
+    return lines
 
 
 @task(task_run_name="cleanup after publishing", **STEP)
@@ -33,6 +38,7 @@ def cleanup_after_publishing(round_: Round) -> list[str]:
 
     The samples are kept, so that the states can be extracted again.
     """
-    lines = _freed(round_, removable(round_.store, round_.config.name, round_.config.retention))
+    busy = busy_rounds(round_.store, round_.settings)
+    lines = _freed(round_, removable(round_.store, round_.config.name, round_.config.retention, busy))
     shutil.rmtree(round_.scratch)
     return lines

@@ -5,9 +5,11 @@ from prefect import get_run_logger, task
 from infra.drafter.acceptance import serving_gate
 from infra.steps import evaluate as steps
 from infra.steps.context import Round
+from infra.steps.layouts import draft_folder, served_draft
 from infra.steps.ledger import EVALUATION, Ledger, Step, evaluation_if_done, point, write_result
 from infra.steps.results import Evaluation
 from infra.steps.serving import Serving
+from tasks.notices import announce
 from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 
 
@@ -24,10 +26,11 @@ def evaluate(round_: Round, ledger: Ledger, step: Step) -> Evaluation:
         point(round_, "eval")
         return done
     log = get_run_logger()
-    draft = steps.draft_folder(round_)
+    draft = draft_folder(round_)
     sets = steps.prompt_sets(round_)
     how = steps.layout(round_)
-    with Serving(round_, "bench") as plain, Serving(round_, "bench", draft=draft) as drafted:
+    with Serving(round_, "bench") as plain, Serving(round_, "bench", draft=served_draft(round_, draft)) as drafted:
+        plain.on_notice = drafted.on_notice = announce
         if how == "interleaved":
             steps.begin_both(round_, plain, drafted)
         predicted = steps.predict(round_, draft)

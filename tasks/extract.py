@@ -2,12 +2,15 @@
 
 from prefect import get_run_logger, task
 
+from infra.engines.extraction import Extractor
 from infra.errors import GateError
 from infra.steps import extract as steps
 from infra.steps.context import Round
 from infra.steps.ledger import Ledger, Step, done_steps
 from infra.steps.serving import Serving
+from infra.steps.survival import Survival
 from infra.store.hidden import ShardPlan
+from tasks.notices import announce
 from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 from tasks.progress import ProgressArtifact
 
@@ -19,7 +22,11 @@ def extraction_is_due(round_: Round) -> bool:
 
 @task(task_run_name="extract", retries=RETRIES, retry_delay_seconds=DELAYS, retry_condition_fn=may_pass, **STEP)
 def extract(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
-    """Bring every shard to its manifest; shards that verify are left alone. A retry starts a fresh server."""
+    """Bring every shard to its manifest; shards that verify are left alone.
+
+    A server that dies or hangs is started anew here, and the shard in hand done again; a retry of the task starts a
+    fresh server, too.
+    """
     ledger.notes += attempts()
     faults = steps.faulty_shards(round_, deep=False)
     total = len(steps.shards_of(round_))
@@ -30,14 +37,35 @@ def extract(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
         return
     for plan in faults:
         steps.discard_shard(round_, plan)
-    extractor = server.extractor(round_.config.extract.timeout_seconds, get_run_logger().info)
-    with steps.Extraction(
-        round_, extractor, list(faults), ProgressArtifact("extract", "hidden states", server.log_tail)
-    ) as extraction:
-        for plan in faults:
-            extract_shard(extraction, plan, total)
+    _extract_all(round_, server, list(faults), total)
     ledger.started(server)
     server.stop()
+
+
+def _extract_all(round_: Round, server: Serving, todo: list[ShardPlan], total: int) -> None:
+    """The shards of ``todo``, on as many servers as it takes."""
+    config, log = round_.config.extract, get_run_logger()
+    progress = ProgressArtifact("extract", "hidden states", server.log_tail)
+    earlier = len(steps.quarantined_samples(round_))
+    survival = Survival(server, len(round_.samples), config.max_quarantined, earlier)
+    server.on_notice = announce
+
+    def connect() -> Extractor:
+        steps.wait_for_room(round_, todo[0])  # what an engine dies of may be a full disk
+        return server.extractor(config.timeout_seconds, log.info)
+
+    def work(extractor: Extractor) -> None:
+        steps.discard_shard(round_, todo[0])
+        with steps.Extraction(round_, extractor, server.flights, todo, survival.quarantined, progress) as extraction:
+            while todo:
+                extract_shard(extraction, todo[0], total)
+                del todo[0]
+
+    survival.run(
+        connect=connect,
+        trial=lambda extractor, sample: steps.try_sample(round_, extractor, server.flights, sample),
+        work=work,
+    )
 
 
 @task(task_run_name="extract shard {plan.number} of {total}: rows {plan.first_row} to {plan.end_row}", **STEP)
@@ -64,3 +92,5 @@ def verify(round_: Round, step: Step) -> None:
         )
     steps.make_live(round_)
     step.detail = f"{len(steps.shards_of(round_))} shards by checksum"
+    if quarantined := [sample.sample_id for sample in steps.quarantined_samples(round_)]:
+        step.detail += f"; without states, for the engine dies on them: {', '.join(quarantined)}"

@@ -2,10 +2,13 @@
 
 from prefect import get_run_logger, task
 
+from infra.engines.client import Client
 from infra.steps import generate as steps
 from infra.steps.context import Round
 from infra.steps.ledger import Ledger, Step, point
 from infra.steps.serving import Serving
+from infra.steps.survival import Survival
+from tasks.notices import announce
 from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 from tasks.progress import ProgressArtifact
 
@@ -19,18 +22,34 @@ def _name() -> str:
 
 @task(task_run_name=_name, retries=RETRIES, retry_delay_seconds=DELAYS, retry_condition_fn=may_pass, **STEP)
 def generate(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
-    """Bring the answers to completion; starts the server only when something is missing."""
+    """Bring the answers to completion; starts the server only when something is missing, and anew when it dies."""
     ledger.notes += attempts()
+    config = round_.config.generate
     if steps.answers_done(round_):
         step.reused, step.detail = True, "all answers were there"
         point(round_, "answers")
         return
-    client = None
-    if round_.config.generate.answers == "target":
-        server.begin()
-        client = server.ready(round_.config.generate.timeout_seconds, get_run_logger().info)
-    earlier = steps.generate(round_, client, ProgressArtifact("generate", "answers", server.log_tail))
+    progress = ProgressArtifact("generate", "answers", server.log_tail)
+    earlier = _ask(round_, server, progress) if config.answers == "target" else steps.generate(round_, None, progress)
     point(round_, "answers")
     step.detail = f"{earlier} answers of an earlier attempt kept" if earlier else ""
     ledger.started(server)
     server.stop()
+
+
+def _ask(round_: Round, server: Serving, progress: ProgressArtifact) -> int:
+    """Ask the target, on as many servers as it takes; returns how many answers were there."""
+    config, log = round_.config.generate, get_run_logger()
+    survival = Survival(server, steps.answers_wanted(round_), config.max_quarantined)
+    server.on_notice = announce
+    earlier: list[int] = []
+
+    def asking(client: Client) -> steps.Asking:
+        return steps.Asking(client, server.flights, survival.quarantined)
+
+    survival.run(
+        connect=lambda: server.watched(config.timeout_seconds, log.info),
+        trial=lambda client, sample: steps.try_answer(round_, asking(client), sample),
+        work=lambda client: earlier.append(steps.generate(round_, asking(client), progress)),
+    )
+    return earlier[0]

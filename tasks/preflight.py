@@ -3,7 +3,7 @@
 from prefect import get_run_logger, task
 
 from infra.engines.fetch import fetch_target
-from infra.errors import GateError, PreflightError
+from infra.errors import GateError, PreflightError, ProcessFailed
 from infra.machine.gpu import gpus
 from infra.machine.processes import reap
 from infra.steps.context import Round
@@ -23,9 +23,7 @@ def preflight(round_: Round, planned: Plan) -> list[str]:
     """
     log = get_run_logger()
     settings = round_.settings
-    ended = [
-        f"ended a leftover of an earlier run: {item.record.purpose}" for item in reap(settings.run_dir) if item.ended
-    ]
+    ended = _end_leftovers(round_)
     if swept := round_.store.sweep_temporaries():
         ended.append(f"removed {swept} half-written objects of writers that died")
     for line in ended:
@@ -49,3 +47,14 @@ def preflight(round_: Round, planned: Plan) -> list[str]:
         )
     write_provenance(round_)
     return ended
+
+
+def _end_leftovers(round_: Round) -> list[str]:
+    """End what dead runs left; one that does not end stops nobody here: what it holds is looked at by itself."""
+    if not round_.config.gpu.end_own:
+        return []
+    try:
+        reaped = reap(round_.settings.run_dir)
+    except ProcessFailed as error:
+        return [str(error)]
+    return [f"ended a leftover of an earlier run: {item.record.purpose}" for item in reaped if item.ended]

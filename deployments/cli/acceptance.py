@@ -28,10 +28,12 @@ def read_report(settings: Settings, round_name: str) -> "tuple[Report, str] | No
 
 def show(report: "Report", where: str) -> None:
     """Print acceptance, speed, the time by step, and where the whole report is."""
+    from infra.report.drafts import others_table
     from infra.report.markdown import acceptance_table, plan_table, speed_table, steps_table, verdict
 
     engine = f"{report.evaluation.engine} {report.evaluation.engine_version}"
     _print(f"{report.round}: acceptance of {report.draft} in {engine}", acceptance_table(report))
+    _print("other rounds of this target", others_table(report))
     _print("speed", speed_table(report))
     _print("time by step", steps_table(report))
     _print("plan and use", plan_table(report))

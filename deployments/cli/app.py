@@ -6,7 +6,7 @@ from types import FrameType
 
 import typer
 
-from deployments.cli import doctor, engines, plan, round, stack, status, target
+from deployments.cli import clean, doctor, engines, front, gpu, plan, round, stack, status, target
 from infra.errors import Eagle3Error
 
 app = typer.Typer(
@@ -19,10 +19,13 @@ app.command("up")(stack.up)
 app.command("down")(stack.down)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
+app.command("gpu")(gpu.gpu)
+app.command("clean")(clean.clean)
 app.command("round")(round.run_round)
 app.command("run")(round.start)
 app.command("deploy")(stack.deploy)
 app.command("plan")(plan.plan)
+app.command("front")(front.front)
 app.add_typer(target.app, name="target", help="The models that are served.")
 app.add_typer(engines.app, name="engines", help="The Python environments of flows and engines.")
 

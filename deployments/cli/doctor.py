@@ -94,14 +94,12 @@ def _gpus(_settings: Settings) -> Iterator[Check]:
         name = f"GPU {gpu.index}"
         if gpu.faults or gpu.memory_total is None or gpu.memory_used is None:
             found = "; ".join(gpu.faults) or "the driver does not tell its memory"
-            yield Check(
-                name, "fault", f"{gpu.name}: {found}", "see `nvidia-smi -q` and `dmesg`; reset the GPU or restart"
-            )
+            yield Check(name, "fault", f"{gpu.name}: {found}", "see `eagle3 gpu`; reset the GPU or restart")
             continue
         busy = gpu.memory_used > 0.05 * gpu.memory_total
         found = f"{gpu.name}, {size(gpu.memory_used)} of {size(gpu.memory_total)} in use, {gpu.utilisation} % busy"
         if busy and not gpu.processes:
-            yield Check(name, "fault", found, "no process holds that memory: a lost one did; reset the GPU or restart")
+            yield Check(name, "fault", found, "no process holds that memory: a lost one did; see `eagle3 gpu`")
         elif busy:
             yield Check(name, "note", found, f"in use by pids {[pid for pid, _ in gpu.processes]}")
         else:

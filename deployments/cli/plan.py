@@ -35,7 +35,11 @@ def show(result: "Plan") -> None:
         ("tokens", f"{result.tokens:,} ({result.prompt_tokens:,} of prompts, {result.answer_tokens:,} of answers)"),
         ("bytes a token", f"{result.bytes_per_token:,}"),
         ("shards", f"{result.shards:,}"),
-        ("disk, at most", f"{size(result.disk_bytes)} of {size(result.disk_free)} free"),
+        ("disk, at most", size(result.disk_bytes)),
+        *(
+            (f"still to {' and '.join(room.folders)} on {room.mount}", f"{size(room.needed)} of {size(room.free)} free")
+            for room in result.rooms
+        ),
         ("memory", f"{size(result.memory_bytes)} of {size(result.memory_free)} available"),
         ("time", duration(result.seconds)),
     ]

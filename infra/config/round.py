@@ -5,18 +5,15 @@ A round is one YAML file below ``deployments/rounds``. Machine facts (paths, por
 it computes, and is left out of the step keys.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic import Field, JsonValue, StringConstraints, model_validator
+
+from infra.config.base import KNOB, Strict
+from infra.config.policies import BudgetConfig, GatesConfig, GpuConfig, RetentionConfig
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
-KNOB: dict[str, Any] = {"knob": True}
-
-
-class Strict(BaseModel):
-    """Base of every config type: unknown keys are refused, instances are frozen."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+EngineName = Literal["vllm", "sglang"]
 
 
 class TargetShape(Strict):
@@ -92,6 +89,14 @@ class GenerateConfig(Strict):
     max_truncated: float = Field(default=1.0, ge=0, le=1, description="Largest share of answers cut at max_tokens.")
     max_empty: float = Field(default=0.05, ge=0, le=1, description="Largest share of empty answers.")
     max_refused: float = Field(default=0.05, ge=0, le=1, description="Largest share of prompts the engine refused.")
+    max_quarantined: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="Largest share of samples left out because the server dies or hangs on them (one is always let "
+        "pass).",
+        json_schema_extra=KNOB,
+    )
 
 
 class PrepareConfig(Strict):
@@ -117,6 +122,14 @@ class ExtractConfig(Strict):
     timeout_seconds: float = Field(
         default=600.0, gt=0, description="Longest wait for one sample, seconds.", json_schema_extra=KNOB
     )
+    max_quarantined: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="Largest share of samples left out because the server dies or hangs on them (one is always let "
+        "pass).",
+        json_schema_extra=KNOB,
+    )
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
@@ -137,11 +150,9 @@ class TrainConfig(Strict):
     draft_steps: int = Field(default=3, ge=1, le=16, description="Draft steps unrolled in training.")
     layers: int = Field(default=1, ge=1, description="Decoder layers of the draft.")
     norm_before_fc: bool = Field(
-        default=False, description="Normalise the taps before they are joined (SGLang cannot express it)."
+        default=False, description="Normalise the joined taps once before the projection (SGLang: from 0.5.17 on)."
     )
-    norm_output: bool = Field(
-        default=False, description="Feed the normalised state to the next draft step (SGLang cannot express it)."
-    )
+    norm_output: bool = Field(default=False, description="Feed the normalised state to the next draft step.")
     seed: int = Field(default=0, description="Seed of initialisation and packing order.")
     max_steps: int | None = Field(default=None, ge=1, description="Stop after so many steps; empty means all epochs.")
     checkpoints_per_epoch: int = Field(
@@ -205,34 +216,32 @@ class EngineConfig(Strict):
     ready_seconds: float = Field(
         default=1800, gt=0, description="Longest wait until the server is ready.", json_schema_extra=KNOB
     )
+    stall_seconds: float = Field(
+        default=600,
+        gt=0,
+        description="While it loads: a server whose log, memory and reads all stand still for so long hangs, and the "
+        "next rung is tried, seconds.",
+        json_schema_extra=KNOB,
+    )
+    silence_seconds: float = Field(
+        default=300,
+        gt=0,
+        description="While it serves: a server with requests in flight that finishes none and whose token counters "
+        "stand still for so long hangs, and is started anew, seconds. Longer than the longest prompt takes.",
+        json_schema_extra=KNOB,
+    )
+    max_restarts: int = Field(
+        default=10,
+        ge=0,
+        description="Most restarts within one step of a server that died or hung and that no sample explains.",
+        json_schema_extra=KNOB,
+    )
     ladder: tuple[RungConfig, ...] = Field(
         default=(RungConfig(name="default"),),
         min_length=1,
         description="Rungs, tried in order.",
         json_schema_extra=KNOB,
     )
-
-
-class RetentionConfig(Strict):
-    """What may be deleted, and when."""
-
-    states: Literal["keep", "until_published"] = Field(
-        default="until_published",
-        description="Hidden states of this round: kept, or deleted once its draft is trained, evaluated and published.",
-    )
-    earlier_rounds: bool = Field(
-        default=False, description="Before training, free hidden states of other rounds whose draft is published."
-    )
-    stale_generations: bool = Field(
-        default=True, description="Delete superseded hidden states once the new ones are verified."
-    )
-
-
-class BudgetConfig(Strict):
-    """Bounds that the plan is held to."""
-
-    disk_bytes: int | None = Field(default=None, ge=1, description="Most disk the round may use, bytes.")
-    hours: float | None = Field(default=None, gt=0, description="Longest time the round may take, hours.")
 
 
 class RoundConfig(Strict):
@@ -251,8 +260,10 @@ class RoundConfig(Strict):
     serve_with: Literal["vllm", "sglang"] = Field(
         default="vllm", description="Engine that answers prompts and serves the draft."
     )
+    gates: GatesConfig = Field(default=GatesConfig(), description="What the gates look at.")
     retention: RetentionConfig = Field(default=RetentionConfig(), description="What may be deleted.")
     budget: BudgetConfig = Field(default=BudgetConfig(), description="Bounds of disk and time.")
+    gpu: GpuConfig = Field(default=GpuConfig(), description="What may be done to get GPUs free.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

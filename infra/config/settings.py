@@ -31,6 +31,10 @@ class Settings(BaseSettings):
     api_port: int = Field(
         default=4217, ge=1, le=65535, description="Port of the Prefect server that `eagle3 up` starts."
     )
+    gpus_alone: bool = Field(
+        default=False,
+        description="In a container: nothing outside it uses its GPUs; memory without a process is lost memory.",
+    )
 
     @property
     def store(self) -> str:

@@ -7,7 +7,7 @@ it is moved into place whole (:mod:`infra.drafter.trainer_entry`). Names of tens
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -164,7 +164,7 @@ def publishable(checkpoint: Path, out: Path, target_name: str) -> Path:
     for name, tensor in weights.items():
         if tensor.is_floating_point():
             weights[name] = tensor.to(torch.bfloat16)
-    return _write_draft(out, weights, text)
+    return write_draft(out, weights, {"config.json": text})
 
 
 def perturbed(draft: Path, out: Path, how: Perturbation) -> Path:
@@ -183,7 +183,7 @@ def perturbed(draft: Path, out: Path, how: Perturbation) -> Path:
         weights["fc.weight"] = torch.cat([*blocks[1:], blocks[0]], dim=1).contiguous()
     else:
         config["eagle_aux_hidden_state_layer_ids"] = [tap + 1 for tap in taps]
-    return _write_draft(out, weights, json.dumps(config, indent=2, sort_keys=True) + "\n")
+    return write_draft(out, weights, {"config.json": json.dumps(config, indent=2, sort_keys=True) + "\n"})
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -212,6 +212,23 @@ def best(checkpoints: Sequence[Checkpoint], accepted: dict[int, float]) -> Check
     return max(ends, key=lambda item: (accepted.get(item.epoch, -1.0), item.epoch))
 
 
+def write_draft(out: Path, weights: Mapping[str, torch.Tensor], texts: Mapping[str, str]) -> Path:
+    """Write a draft's folder: weights, and text files by name. It appears whole; an earlier one is replaced."""
+    partial = out.with_name(out.name + ".partial")
+    for stale in (partial, out):
+        shutil.rmtree(stale, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        save_file(dict(weights), partial / WEIGHTS, metadata={"format": "pt"})
+        for name, text in texts.items():
+            (partial / name).write_text(text)
+        os.rename(partial, out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)  # on a full disk its room is wanted
+        raise
+    return out
+
+
 def _read_checkpoint(folder: Path) -> Checkpoint | None:
     try:
         state = json.loads((folder / "training_state.json").read_text())
@@ -222,14 +239,3 @@ def _read_checkpoint(folder: Path) -> Checkpoint | None:
         return Checkpoint(folder, int(folder.name), state["global_step"], state["local_step"] == 0)
     except (OSError, json.JSONDecodeError, KeyError, SafetensorError):
         return None
-
-
-def _write_draft(out: Path, weights: dict[str, torch.Tensor], config: str) -> Path:
-    partial = out.with_name(out.name + ".partial")
-    for stale in (partial, out):
-        shutil.rmtree(stale, ignore_errors=True)
-    partial.mkdir(parents=True)
-    save_file(weights, partial / WEIGHTS, metadata={"format": "pt"})
-    (partial / "config.json").write_text(config)
-    os.rename(partial, out)
-    return out

@@ -18,6 +18,8 @@ BACKEND = "eagle3-store"
 """Name under which the trainer knows our way of reading hidden states."""
 
 FACTS = "eagle3.json"
+ROWS = "rows.json"
+"""File of the dataset that lists the row of each of its samples: quarantined rows are not in it."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class DatasetFacts:
         rows: samples, training ones first.
         train_rows: training samples.
         train_tokens: tokens of the training samples.
-        digest: SHA-256 of every row's tokens and mask, and of the draft vocabulary.
+        digest: SHA-256 of every sample's row, tokens and mask, and of the draft vocabulary.
     """
 
     rows: int
@@ -60,8 +62,11 @@ def write_dataset(samples: Sequence[Sample], folder: Path, vocabulary: Vocabular
 
     Columns: ``input_ids`` and ``loss_mask`` int64, ``seq_len``. The folder appears whole or not at all.
 
+    Args:
+        samples: in the order of their rows, which may have gaps (:func:`dataset_rows` tells them).
+
     Raises:
-        TrainingError: rows are not 0..n-1 in order with training samples first, or a split is empty.
+        TrainingError: rows do not ascend with training samples first, or a split is empty.
     """
     facts = _facts(samples, vocabulary)
     if read_facts(folder) == facts:
@@ -83,12 +88,17 @@ def write_dataset(samples: Sequence[Sample], folder: Path, vocabulary: Vocabular
             }
         ),
     )
-    # The trainer compares tensors: without the torch format saved with it, every row would be a list.
-    table.with_format("torch").save_to_disk(str(partial), num_proc=None)
-    if vocabulary is not None:
-        vocabulary.save(partial)
-    (partial / FACTS).write_text(json.dumps(asdict(facts)))
-    os.rename(partial, folder)
+    try:
+        # The trainer compares tensors: without the torch format saved with it, every row would be a list.
+        table.with_format("torch").save_to_disk(str(partial), num_proc=None)
+        if vocabulary is not None:
+            vocabulary.save(partial)
+        (partial / ROWS).write_text(json.dumps([sample.row for sample in samples]))
+        (partial / FACTS).write_text(json.dumps(asdict(facts)))
+        os.rename(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)  # on a full disk its room is wanted
+        raise
     return facts
 
 
@@ -98,17 +108,28 @@ def read_facts(folder: Path) -> DatasetFacts | None:
     return DatasetFacts(**json.loads(path.read_text())) if path.is_file() else None
 
 
+def dataset_rows(folder: Path) -> list[int]:
+    """The row of each of the dataset's samples, in its order."""
+    rows: list[int] = json.loads((folder / ROWS).read_text())
+    return rows
+
+
 def _facts(samples: Sequence[Sample], vocabulary: Vocabulary | None) -> DatasetFacts:
-    train = 0
+    train, last = 0, -1
     digest = hashlib.sha256()
     for position, sample in enumerate(samples):
-        if sample.row != position:
-            raise TrainingError(f"sample {sample.sample_id} has row {sample.row} at position {position}")
+        if sample.row <= last:
+            raise TrainingError(f"sample {sample.sample_id} has row {sample.row} after row {last}")
+        last = sample.row
         if sample.split == "train":
             if train != position:
-                raise TrainingError(f"training row {position} follows held-out rows", expected="training samples first")
+                raise TrainingError(
+                    f"training row {sample.row} follows held-out rows", expected="training samples first"
+                )
             train += 1
-        digest.update(json.dumps([list(sample.input_ids), [int(mask) for mask in sample.loss_mask]]).encode())
+        digest.update(
+            json.dumps([sample.row, list(sample.input_ids), [int(mask) for mask in sample.loss_mask]]).encode()
+        )
     if vocabulary is not None:
         digest.update(vocabulary.token_ids.tobytes())
     train_ratio(len(samples), train)

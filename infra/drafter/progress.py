@@ -11,6 +11,9 @@ from infra.errors import GateError
 INTERRUPTED = 75
 """Exit status of a trainer that was told to end."""
 
+FULL = 76
+"""Exit status of a trainer that found the disk full."""
+
 ZERO_LOSSES = 3
 """So many steps in a row without any loss are no accident of one pack."""
 
@@ -67,13 +70,18 @@ class TrainProgress:
 
 @dataclass
 class History:
-    """All events of a training, over its attempts: a step made twice counts as it was made last."""
+    """All events of a training, over its attempts: a step made twice counts as it was made last.
+
+    Attributes:
+        short: bytes for which the trainer waits before its next checkpoint; 0 when it does not wait.
+    """
 
     steps: dict[int, StepMetrics] = field(default_factory=dict)
     validations: dict[int, Validation] = field(default_factory=dict)
     steps_by_epoch: tuple[int, ...] = ()
     resumed_at: int = 0
     finished_at: int | None = None
+    short: int = 0
     error: tuple[str, str] | None = None
 
     @property
@@ -99,6 +107,8 @@ class History:
                 self._check(step)
         elif "val" in event:
             self.validations[event["epoch"]] = _validation(event)
+        elif "room" in event:
+            self.short = event["room"]["short"]
         elif "done" in event:
             self.finished_at = event["done"]["global_step"]
         elif "error" in event:
@@ -121,7 +131,7 @@ class History:
     def _start_attempt(self, plan: dict[str, Any]) -> None:
         self.steps_by_epoch = tuple(plan["steps"])
         self.resumed_at = plan["resumed_at"]
-        self.finished_at, self.error = None, None
+        self.finished_at, self.short, self.error = None, 0, None
         self.steps = {number: step for number, step in self.steps.items() if number < self.resumed_at}
         self.validations = {epoch: value for epoch, value in self.validations.items() if epoch < plan["epoch"]}
 

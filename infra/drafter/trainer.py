@@ -1,5 +1,6 @@
 """Training a draft with speculators' trainer in a guarded process; what it does not say is checked afterwards."""
 
+import errno
 import importlib.metadata
 import math
 import os
@@ -15,9 +16,10 @@ from infra.config.round import TrainConfig
 from infra.config.target import Target
 from infra.drafter.checkpoint import Checkpoint, DraftShape, best, settle, verify_draft
 from infra.drafter.dataset import BACKEND, DatasetFacts, write_dataset
-from infra.drafter.progress import INTERRUPTED, EventFile, History, StepMetrics, TrainProgress, Validation
+from infra.drafter.progress import FULL, INTERRUPTED, EventFile, History, StepMetrics, TrainProgress, Validation
 from infra.drafter.vocabulary import choose_vocabulary, token_frequencies
-from infra.errors import GateError, TrainingError
+from infra.errors import DiskFull, GateError, TrainingError
+from infra.machine.gpu_choice import device_environment
 from infra.machine.host import cpu_count
 from infra.machine.processes import Guarded, Spec, clean_environment
 from infra.store.objects import store_environment
@@ -41,6 +43,8 @@ class TrainJob:
         states_prefix: path of the hidden states in the store; row numbers are the samples'.
         draft_vocab_size: tokens the draft can propose; None for all.
         workdir: folder of this training, kept between attempts: an attempt goes on where the last one was killed.
+        free_bytes: room that a checkpoint must leave on the file system of ``workdir``; it waits for it.
+        visible: GPUs to use, as CUDA_VISIBLE_DEVICES names them; empty for whatever this process sees.
     """
 
     config: TrainConfig
@@ -51,6 +55,8 @@ class TrainJob:
     states_prefix: str
     draft_vocab_size: int | None
     workdir: Path
+    free_bytes: int = 0
+    visible: tuple[str, ...] = ()
 
     @property
     def checkpoints(self) -> Path:
@@ -123,6 +129,7 @@ def train(
     *,
     run_dir: Path,
     on_metrics: Callable[[TrainProgress], None] = lambda _: None,
+    on_short: Callable[[int], None] = lambda _: None,
     python: Path | None = None,
 ) -> TrainResult:
     """Train the draft, go on with a training that was killed, or return a finished one.
@@ -131,9 +138,12 @@ def train(
         samples: all samples of the round in row order, training ones first.
         run_dir: folder of pid files.
         on_metrics: called with every step or every few; an exception from it ends the trainer.
+        on_short: called when the trainer waits for room before a checkpoint, with the bytes that it needs; the trainer
+            goes on by itself when there is room. An exception from it ends the trainer.
         python: interpreter that has speculators; None for this one.
 
     Raises:
+        DiskFull: the trainer found no room; the complete checkpoints are kept, and the next call goes on from them.
         TrainingError: the trainer failed, or ended without what was asked for.
         GateError: no loss, NaN, dropped samples, interrupted, or too few steps.
     """
@@ -152,7 +162,7 @@ def train(
         history.take(event, check=False)
     reused = history.total > 0 and history.finished_at == history.total and bool(checkpoints)
     if not reused:
-        _run(job, facts, python or Path(sys.executable), run_dir, history, events, on_metrics)
+        _run(job, facts, python or Path(sys.executable), run_dir, history, events, on_metrics, on_short)
         checkpoints = settle(job.checkpoints)
     return _result(job, history, checkpoints, vocabulary.coverage if vocabulary else 1.0, reused)
 
@@ -167,7 +177,7 @@ def trainer_command(job: TrainJob, facts: DatasetFacts, python: Path) -> tuple[s
     layers = tuple(str(layer) for layer in range(config.layers))
     return (
         *(str(python), *launcher, "infra.drafter.trainer_entry"),
-        *("--events", str(job.events), "--device", job.device),
+        *("--events", str(job.events), "--device", job.device, "--free-bytes", str(job.free_bytes)),
         *("--speculator-type", "eagle3", "--verifier-name-or-path", str(job.target.path)),
         *(("--trust-remote-code",) if job.target.trust_remote_code else ()),
         *("--data-path", str(job.dataset), "--save-path", str(job.checkpoints), "--log-dir", str(job.workdir / "logs")),
@@ -231,6 +241,7 @@ def _run(
     history: History,
     events: EventFile,
     on_metrics: Callable[[TrainProgress], None],
+    on_short: Callable[[int], None],
 ) -> None:
     env = {"PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if job.device == "cpu":
@@ -241,7 +252,7 @@ def _run(
         command=trainer_command(job, facts, python),
         purpose=f"train {job.target.name}",
         log=job.log,
-        env=clean_environment(env | store_environment(job.states_url)),
+        env=clean_environment({**env, **device_environment(job.visible), **store_environment(job.states_url)}),
         cwd=job.workdir,
         grace_seconds=STOP_SECONDS,
     )
@@ -255,6 +266,8 @@ def _run(
                 progress = history.progress()
                 if progress is not None:
                     on_metrics(progress)
+                if history.short:
+                    on_short(history.short)
     if status != 0 or history.error is not None or history.finished_at is None:
         raise _failure(job, status, history)
 
@@ -262,6 +275,9 @@ def _run(
 def _failure(job: TrainJob, status: int, history: History) -> Exception:
     kind, message = history.error or ("", "")
     made = max(history.steps, default=-1) + 1
+    if status == FULL or kind == DiskFull.__name__:
+        where = f"the trainer found no room in {job.workdir} after {made} of {history.total or 'unknown'} steps"
+        return DiskFull(f"{where}: {message or os.strerror(errno.ENOSPC)}")
     if kind == "StatesMismatch":
         return GateError("training", message, expected="the samples' own tokens", fix="extract the round again")
     if status in (0, INTERRUPTED, -15):

@@ -3,8 +3,9 @@
 ``python -m infra.drafter.trainer_entry --events FILE --device cpu|cuda [arguments of ``speculators train``]``
 
 The hidden states come from the store; every metric becomes a JSON line of FILE; a checkpoint appears whole or not at
-all; ``--max-steps`` ends the training; an interrupt ends the process with a failure. One line is one object with one
-of the keys ``plan``, ``train``, ``val``, ``done``, ``error``.
+all, and waits while it would leave less than ``--free-bytes`` on its file system; ``--max-steps`` ends the training; an
+interrupt or a full disk ends the process with a failure. One line is one object with one of the keys ``plan``,
+``train``, ``val``, ``room``, ``done``, ``error``.
 """
 
 import argparse
@@ -13,9 +14,12 @@ import logging
 import os
 import shutil
 import sys
+import time
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -27,7 +31,13 @@ from speculators.train.config import TrainConfig
 from speculators.train.distributed import get_rank, is_distributed
 
 from infra.drafter.checkpoint import REPLACED, SAVING
-from infra.drafter.progress import INTERRUPTED
+from infra.drafter.progress import FULL, INTERRUPTED
+from infra.errors import DiskFull
+from infra.machine.disk import file_system, is_full
+
+POLL_SECONDS = 1.0
+SAY_EVERY = 10
+"""Polls between two events that say that the trainer waits for room."""
 
 
 class Events(logging.Handler):
@@ -54,6 +64,7 @@ class StoreTrainer(speculators_trainer.Trainer):
 
     events: Events
     device: str
+    free_bytes: int
 
     def run_training(self) -> None:
         """Train what is left of the plan, announce the plan first and the end last."""
@@ -77,11 +88,26 @@ class StoreTrainer(speculators_trainer.Trainer):
         return steps
 
     def maybe_save_checkpoint(self, epoch: int | str, local_step: int = 0) -> None:
-        """Save beside the checkpoints, then move into place: a kill leaves the earlier checkpoint or the new one."""
+        """Save beside the checkpoints, then move into place: a kill leaves the earlier checkpoint or the new one.
+
+        Raises:
+            DiskFull: there was no room in the end; nothing of the new checkpoint is left.
+        """
         if epoch == "interrupted":
             # The trainer would save what it cannot resume from and exit 0.
             raise SystemExit(INTERRUPTED)
-        root = self.checkpointer.path
+        root, needs = self.checkpointer.path, self._checkpoint_bytes()
+        self._wait_for_room(root, needs)
+        try:
+            self._save(root, epoch, local_step)
+        except Exception as error:
+            # torch tells a full disk as a failed write, without the system's number or words.
+            if not is_full(error) and file_system(root).free >= needs:
+                raise
+            shutil.rmtree(root / SAVING, ignore_errors=True)
+            raise DiskFull(f"there was no room for the checkpoint of {needs:,} bytes in {root}: {error}") from error
+
+    def _save(self, root: Path, epoch: int | str, local_step: int) -> None:
         self.checkpointer.path = root / SAVING
         try:
             if get_rank() == 0:
@@ -93,6 +119,31 @@ class StoreTrainer(speculators_trainer.Trainer):
             _swap_in(root, str(epoch))
         if is_distributed():
             torch.distributed.barrier()
+
+    def _checkpoint_bytes(self) -> int:
+        """Most that a checkpoint takes: all parameters in bfloat16 (frozen ones may be left out), optimisers' state."""
+        state = [
+            value for optimizer in self.optimizers for entry in optimizer.state.values() for value in entry.values()
+        ]
+        moments = sum(value.numel() * value.element_size() for value in state if isinstance(value, torch.Tensor))
+        return 2 * sum(parameter.numel() for parameter in self.model.parameters()) + moments
+
+    def _wait_for_room(self, root: Path, needs: int) -> None:
+        polls = 0
+        while not self._has_room(root, needs):
+            if polls % SAY_EVERY == 0:
+                self.events.write({"room": {"short": needs}})
+            polls += 1
+            time.sleep(POLL_SECONDS)
+        if polls:
+            self.events.write({"room": {"short": 0}})
+
+    def _has_room(self, root: Path, needs: int) -> bool:
+        """Rank 0's judgement, which all ranks share: none of them may go into the save alone."""
+        found = [file_system(root).free >= needs + self.free_bytes]
+        if is_distributed():
+            torch.distributed.broadcast_object_list(found, src=0)
+        return found[0]
 
 
 def _swap_in(root: Path, name: str) -> None:
@@ -118,9 +169,10 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
+    parser.add_argument("--free-bytes", type=int, default=0)
     own, rest = parser.parse_known_args(arguments)
     events = Events(own.events)
-    StoreTrainer.events, StoreTrainer.device = events, own.device
+    StoreTrainer.events, StoreTrainer.device, StoreTrainer.free_bytes = events, own.device, own.free_bytes
     cli.Trainer = StoreTrainer  # type: ignore[misc]
     setup = cli.setup_metric_logger
 
@@ -135,8 +187,22 @@ def main(arguments: Sequence[str]) -> None:
             use_cpu()
         cli.main(config)
     except Exception as error:
-        events.write({"error": {"type": type(error).__name__, "message": str(error)[-4000:]}})
+        with suppress(OSError):  # on a full disk the exit status must do
+            events.write({"error": {"type": type(error).__name__, "message": str(error)[-4000:]}})
+        if is_full(error) or isinstance(error, DiskFull):
+            _end_full()
         raise
+
+
+def _end_full() -> NoReturn:
+    """End with status ``FULL``, also when the log lies on the full disk: Python's own status would be 120 then."""
+    with suppress(OSError):
+        traceback.print_exc()
+        sys.stderr.flush()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    raise SystemExit(FULL)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset, load_from_disk
 from hs_connectors import HiddenStatesBackend, HiddenStatesTransfer
 
-from infra.drafter.dataset import BACKEND
+from infra.drafter.dataset import BACKEND, dataset_rows
 from infra.store.reader import StatesReader
 
 
@@ -26,32 +26,35 @@ class StatesTransfer(HiddenStatesTransfer):
     Args:
         url: the store's fsspec URL.
         prefix: path of the hidden states inside the store.
-        dataset: the trainer's dataset folder; every row is held against its ``input_ids``, because the trainer
-            itself drops a row that does not match and goes on.
+        dataset: the trainer's dataset folder, which tells the row of each of its samples; each is held against its
+            ``input_ids``, because the trainer itself drops a sample that does not match and goes on.
     """
 
     def __init__(self, url: str, prefix: str, dataset: Path) -> None:
         self.url, self.prefix, self.dataset = url, prefix, dataset
         self._reader: StatesReader | None = None
         self._tokens: Dataset | None = None
+        self._rows: list[int] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reader": None, "_tokens": None}
+        return {**self.__dict__, "_reader": None, "_tokens": None, "_rows": []}
 
     def get_cached(self, file_idx: int) -> dict[str, torch.Tensor]:
-        """States of row ``file_idx``: ``hidden_states`` [tokens, taps + 1, hidden], ``token_ids`` int64 [tokens].
+        """``hidden_states`` [tokens, taps + 1, hidden], ``token_ids`` int64 [tokens] of the dataset's n-th sample.
 
         Raises:
             StatesMismatch: the stored token ids are not the dataset's.
         """
         if self._reader is None or self._tokens is None:
             self._reader = StatesReader(self.url, self.prefix)
+            self._rows = dataset_rows(self.dataset)
             self._tokens = load_from_disk(str(self.dataset)).with_format("torch", columns=["input_ids"])
-        states = self._reader.read(file_idx)
+        row = self._rows[file_idx]
+        states = self._reader.read(row)
         expected, found = self._tokens[file_idx]["input_ids"], states["token_ids"]
         if not torch.equal(found, expected):
             raise StatesMismatch(
-                f"row {file_idx}: the hidden states under {self.prefix} belong to other tokens "
+                f"row {row}: the hidden states under {self.prefix} belong to other tokens "
                 f"({len(found)} stored, {len(expected)} in the sample)"
             )
         return states

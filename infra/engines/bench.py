@@ -93,8 +93,7 @@ def run(
     timed = dict(_drain(run_pool(numbered, lambda item: (item[0], send(item[1])), concurrency)))
     seconds = time.perf_counter() - started
     after = settled_counters(client)
-    growth = after - before if after is not None and before is not None else None
-    return Run([timed[number] for number in range(len(prompts))], seconds, growth)
+    return Run([timed[number] for number in range(len(prompts))], seconds, _growth(before, after))
 
 
 def summary(runs: Sequence[Run]) -> Measurement:
@@ -136,6 +135,11 @@ def percentile(values: Sequence[float], share: float) -> float:
         return 0.0
     ranked = sorted(values)
     return ranked[min(len(ranked) - 1, max(0, -(-int(share * 1000) * len(ranked) // 1000) - 1))]
+
+
+def _growth(before: SpecCounters | None, after: SpecCounters | None) -> SpecCounters | None:
+    """What was counted in between; an engine whose counts come with its answers has none before the first one."""
+    return after if after is None or before is None else after - before
 
 
 def _summary(timed: Sequence[Timed], seconds: float, counters: SpecCounters | None) -> Measurement:

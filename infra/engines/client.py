@@ -1,10 +1,10 @@
-"""Talking to an engine's OpenAI server in token ids."""
+"""Talking to an engine's server in token ids, whichever engine it is."""
 
 import json
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,31 +12,22 @@ from typing import Any, Self
 
 import httpx
 
-from infra.engines.counters import SpecCounters, parse_spec_counters
+from infra.engines.counters import SpecCounters
+from infra.engines.dialect import Dialect, Extraction, Generation, RequestRefused, Sampling, check_prompt
+from infra.engines.dialect_vllm import VllmDialect
 from infra.errors import EngineError
+
+__all__ = ["Client", "EngineSilent", "Extraction", "Generation", "RequestRefused", "Timed"]
 
 RETRIES = 3
 BACKOFF_SECONDS = 0.5
 RETRIED_STATUS = frozenset({408, 429})
+Payload = Callable[[], Mapping[str, Any]]
+"""Makes the body of a request, anew for each try."""
 
 
-class RequestRefused(EngineError):
-    """The engine refuses this one request (4xx); the server itself is well."""
-
-
-@dataclass(frozen=True)
-class Generation:
-    """An answer.
-
-    Args:
-        token_ids: the answer's tokens; ends with the end-of-turn token when ``finish_reason`` is "stop".
-        finish_reason: "stop", or "length" when it was cut at ``max_tokens``.
-        prompt_ids: the prompt as the engine had it, equal to what was sent.
-    """
-
-    token_ids: list[int]
-    finish_reason: str
-    prompt_ids: list[int]
+class EngineSilent(EngineError):
+    """The server has not answered a request within its time limit."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +61,12 @@ class Client:
     Args:
         base_url: e.g. ``http://127.0.0.1:8000``.
         timeout: longest silence of the server within a request, seconds.
+        dialect: the engine's; vLLM's when none is given.
     """
 
-    def __init__(self, base_url: str, timeout: float = 600.0) -> None:
+    def __init__(self, base_url: str, timeout: float = 600.0, dialect: Dialect | None = None) -> None:
+        self._dialect: Dialect = dialect or VllmDialect()
+        self._counted: SpecCounters | None = None
         self._closed = threading.Event()
         self._sockets: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -90,66 +84,72 @@ class Client:
             RequestRefused: the engine does not take this prompt.
             EngineError: the server cannot be reached, fails, or answered something that is not an answer.
         """
-        answer = self.complete(_completion(prompt_ids, max_tokens, temperature, top_p, seed))
-        choice = answer["choices"][0]
-        _check_prompt(prompt_ids, choice.get("prompt_token_ids"))
-        return Generation(_ids(choice), str(choice["finish_reason"]), list(prompt_ids))
-
-    def complete(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """``POST /v1/completions`` as it is, for what :meth:`generate` does not cover; raises the same errors."""
-        answer = self._json("POST", "/v1/completions", payload)
-        if not answer.get("choices"):
-            raise EngineError(f"the engine answered without choices: {str(answer)[:200]}")
-        return answer
+        dialect, sampling = self._dialect, Sampling(max_tokens, temperature, top_p, seed)
+        reply = self._json("POST", dialect.completions, lambda: dialect.completion(prompt_ids, sampling))
+        self._count(reply)
+        return dialect.answer(prompt_ids, reply)
 
     def stream(
         self, prompt_ids: Sequence[int], *, max_tokens: int, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0
     ) -> Timed:
         """As :meth:`generate`, timed token by token; never retried, since a second try would not be a measurement."""
-        payload = _completion(prompt_ids, max_tokens, temperature, top_p, seed) | {"stream": True}
+        path = self._dialect.completions
+        payload = self._dialect.completion(prompt_ids, Sampling(max_tokens, temperature, top_p, seed), stream=True)
         started = time.perf_counter()
         token_ids: list[int] = []
         moments: list[tuple[float, int]] = []
-        finish, seen_prompt = "", None
+        finish, seen_prompt, event = "", None, dict[str, Any]()
         with (
-            self._errors("/v1/completions"),
-            self._http.stream("POST", "/v1/completions", json=payload, extensions=self._trace) as reply,
+            self._errors(path),
+            self._http.stream("POST", path, json=payload, extensions=self._trace) as reply,
         ):
             if reply.status_code != 200:
                 reply.read()
             _check_status(reply)
             for event in _events(reply.iter_lines()):
-                choice = _choice(event)
-                fresh = _ids(choice)
-                if fresh:
-                    moments.append((time.perf_counter() - started, len(fresh)))
-                token_ids += fresh
-                seen_prompt = choice.get("prompt_token_ids") or seen_prompt
-                finish = choice.get("finish_reason") or finish
-        _check_prompt(prompt_ids, seen_prompt)
+                piece = self._dialect.piece(event, len(token_ids))
+                if piece.token_ids:
+                    moments.append((time.perf_counter() - started, len(piece.token_ids)))
+                token_ids += piece.token_ids
+                seen_prompt = piece.prompt_ids or seen_prompt
+                finish = piece.finish_reason or finish
+        check_prompt(prompt_ids, seen_prompt)
         if not finish or not moments:
             raise EngineError(f"the engine's stream ended after {len(token_ids)} tokens without a finish reason")
+        self._count(event)
         return Timed(token_ids, moments[0][0], _gaps(moments), moments[-1][0], finish, len(moments) - 1)
+
+    def extract(self, token_ids: Sequence[int]) -> Extraction:
+        """Let a server with profile ``extract`` write the hidden states of a token sequence.
+
+        Raises:
+            RequestRefused: the engine does not take this sequence.
+            ExtractionFault: it has no states of these tokens.
+            EngineError: the server cannot be reached or fails.
+        """
+        dialect = self._dialect
+        reply = self._json("POST", dialect.completions, lambda: dialect.extraction(token_ids))
+        return dialect.extracted(token_ids, reply)
 
     def tokenize_chat(
         self, messages: Sequence[Mapping[str, Any]], template_args: Mapping[str, Any] | None = None
     ) -> list[int]:
         """Token ids of a conversation under the engine's own chat template, the assistant's opening included."""
-        payload = {
-            "messages": list(messages),
-            "add_generation_prompt": True,
-            "add_special_tokens": False,
-            "chat_template_kwargs": dict(template_args or {}),
-        }
-        answer = self._json("POST", "/tokenize", payload)
+        path = self._dialect.tokenize
+        answer = self._json("POST", path, lambda: self._dialect.chat(messages, template_args or {}))
         tokens = answer.get("tokens")
         if not isinstance(tokens, list):
-            raise EngineError(f"/tokenize answered without tokens: {str(answer)[:200]}")
+            raise EngineError(f"{path} answered without tokens: {str(answer)[:200]}")
         return [int(token) for token in tokens]
 
     def spec_counters(self) -> SpecCounters | None:
-        """Counters of speculative decoding, summed over the server's engines; None when it serves without a draft."""
-        return parse_spec_counters(self._request("GET", "/metrics").text)
+        """Counters of speculative decoding, summed over the server's engines; None when it serves without a draft.
+
+        Where each answer has its own share, they are the sum over this client's answers, and None before the first.
+        """
+        if self._dialect.counters is None:
+            return self._counted
+        return self._dialect.counted(self._request("GET", self._dialect.counters).text)
 
     def close(self) -> None:
         """Give up: requests in flight fail at once, in whatever thread they wait."""
@@ -166,7 +166,13 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _json(self, method: str, path: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+    def _count(self, reply: Mapping[str, Any]) -> None:
+        share = self._dialect.share(reply)
+        if share is not None:
+            with self._lock:
+                self._counted = share if self._counted is None else self._counted + share
+
+    def _json(self, method: str, path: str, payload: Payload) -> dict[str, Any]:
         reply = self._request(method, path, payload)
         try:
             answer = reply.json()
@@ -176,12 +182,13 @@ class Client:
             raise EngineError(f"{path} answered a {type(answer).__name__}", expected="a JSON object")
         return answer
 
-    def _request(self, method: str, path: str, payload: Mapping[str, Any] | None = None) -> httpx.Response:
+    def _request(self, method: str, path: str, payload: Payload | None = None) -> httpx.Response:
         for attempt in range(RETRIES + 1):
             last = attempt == RETRIES
             try:
                 with self._errors(path):
-                    reply = self._http.request(method, path, json=payload, extensions=self._trace)
+                    body = payload() if payload is not None else None
+                    reply = self._http.request(method, path, json=body, extensions=self._trace)
                     if last or not (reply.status_code >= 500 or reply.status_code in RETRIED_STATUS):
                         _check_status(reply)
                         return reply
@@ -198,7 +205,7 @@ class Client:
         try:
             yield
         except httpx.TimeoutException as error:
-            raise EngineError(f"{path} was silent for longer than its time limit") from error
+            raise EngineSilent(f"{path} was silent for longer than its time limit") from error
         except httpx.HTTPError as error:
             if self._closed.is_set():
                 raise EngineError("the client was closed during the request") from error
@@ -225,23 +232,6 @@ class _Unreachable(EngineError):
     """A failure of the connection, worth another try."""
 
 
-def _completion(
-    prompt_ids: Sequence[int], max_tokens: int, temperature: float, top_p: float, seed: int
-) -> dict[str, Any]:
-    """A request that names every sampling value, so that no default of the model's generation_config gets in."""
-    return {
-        "prompt": list(prompt_ids),
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": -1,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "seed": seed,
-        "return_token_ids": True,
-    }
-
-
 def _check_status(reply: httpx.Response) -> None:
     if reply.status_code == 200:
         return
@@ -257,33 +247,10 @@ def _message(reply: httpx.Response) -> str:
         return reply.text[:400]
 
 
-def _check_prompt(sent: Sequence[int], seen: Sequence[int] | None) -> None:
-    if seen is None or list(seen) != list(sent):
-        got = "no prompt" if seen is None else f"a prompt of {len(seen)} tokens"
-        raise EngineError(
-            f"the engine answered {got} that is not the one of {len(sent)} tokens it was sent",
-            expected="the same token ids back (`return_token_ids`)",
-        )
-
-
-def _ids(choice: Mapping[str, Any]) -> list[int]:
-    ids = choice.get("token_ids")
-    if not isinstance(ids, list):
-        raise EngineError("the engine answered without token ids", expected="an engine that knows `return_token_ids`")
-    return ids
-
-
 def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line[6:])
-
-
-def _choice(event: Mapping[str, Any]) -> dict[str, Any]:
-    if not event.get("choices"):
-        raise EngineError(f"the engine's stream broke off: {str(event.get('error', event))[:300]}")
-    choice: dict[str, Any] = event["choices"][0]
-    return choice
 
 
 def _gaps(moments: Sequence[tuple[float, int]]) -> list[float]:

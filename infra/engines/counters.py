@@ -66,3 +66,14 @@ def parse_spec_counters(metrics: str) -> SpecCounters | None:
         return None
     by_position = tuple(positions[index] for index in sorted(positions))
     return SpecCounters(totals["drafts"], totals["draft_tokens"], totals["accepted_tokens"], by_position)
+
+
+_TOKENS = re.compile(
+    r"^(?:vllm|sglang):(?:prompt|generation)_tokens_total(?:\{[^}]*\})?\s+([0-9.eE+]+)\s*$", re.MULTILINE
+)
+
+
+def parse_token_total(metrics: str) -> float | None:
+    """Tokens that an engine has read and written so far, by its Prometheus page; None when it does not count them."""
+    totals = [float(value) for value in _TOKENS.findall(metrics)]
+    return sum(totals) if totals else None

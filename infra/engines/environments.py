@@ -19,7 +19,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,25 @@ def environment_python(name: str, cache_dir: Path, locks: Path = LOCKS) -> Path:
     elif not _built(folder):
         raise EnvironmentBuildError(f"environment {name} is not built", fix=f"eagle3 engines install {name}")
     return python
+
+
+@contextmanager
+def using_environment(name: str, folder: str) -> Iterator[None]:
+    """Let ``folder`` be the environment ``name`` in this process for a while, as ``EAGLE3_ENV_<NAME>`` does.
+
+    With an empty ``folder`` nothing changes.
+    """
+    variable = _override(name)
+    before = os.environ.get(variable)
+    if folder:
+        os.environ[variable] = folder
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[variable] = before
+        elif folder:
+            os.environ.pop(variable, None)
 
 
 def build(name: str, cache_dir: Path, say: Say = print, locks: Path = LOCKS) -> Path:

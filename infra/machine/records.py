@@ -82,7 +82,7 @@ class Saved:
     @property
     def this_boot(self) -> bool:
         """Whether the machine has not been restarted since."""
-        return self.boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return self.boot == this_boot()
 
     def is_running(self, identity: Identity) -> bool:
         """Whether one of this record's processes still runs."""
@@ -153,8 +153,23 @@ class Saved:
 
 def recorded(run_dir: Path) -> list[Record]:
     """What the pid files in a folder say, oldest first; damaged ones are left out (:func:`reap` removes them)."""
+    return sorted((content.record() for content in trees(run_dir)), key=lambda record: record.started)
+
+
+def trees(run_dir: Path) -> list[Saved]:
+    """The content of the pid files in a folder; damaged ones are left out."""
+    return [content for path in _pid_files(run_dir) if (content := _load(path)) is not None]
+
+
+def this_boot() -> str:
+    """Identity of the machine's present run, from its start to its restart."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def membership(run_dir: Path) -> dict[int, Record]:
+    """Every running process of the recorded trees, by pid, with the record that it belongs to."""
     saved = [content for path in _pid_files(run_dir) if (content := _load(path)) is not None]
-    return sorted((content.record() for content in saved), key=lambda record: record.started)
+    return {member.pid: content.record() for content in saved for member in content.members()}
 
 
 def reap(run_dir: Path) -> list[Reaped]:
@@ -163,19 +178,25 @@ def reap(run_dir: Path) -> list[Reaped]:
     A record whose owner lives is never touched, nor a process whose creation time is not the recorded one.
 
     Raises:
-        ProcessFailed: some process cannot be ended.
+        ProcessFailed: some process cannot be ended; the other records were dealt with all the same.
     """
-    reaped = []
+    reaped: list[Reaped] = []
+    failure: ProcessFailed | None = None
     for path in _pid_files(run_dir):
         saved = _load(path)
         if saved is None:
             path.unlink(missing_ok=True)  # written whole or not at all: a machine that lost power left this
         elif not saved.is_running(saved.owner):
             record = saved.record()
-            reaped.append(Reaped(record, saved.end(saved.grace)))
+            try:
+                reaped.append(Reaped(record, saved.end(saved.grace)))
+            except ProcessFailed as error:
+                failure = failure or error
     for temporary in run_dir.glob(f"*{SUFFIX}.tmp"):
         if time.time() - temporary.stat().st_mtime > _TEMPORARY_SECONDS:
             temporary.unlink(missing_ok=True)
+    if failure is not None:
+        raise failure
     return reaped
 
 

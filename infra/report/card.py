@@ -12,29 +12,33 @@ from infra.steps.results import Report
 
 LOCAL_PATH = re.compile(r"file://\S*|(?<![\w.:/<])~?/[\w.-]+[\w./-]*")
 """An absolute path or one below a home folder."""
+NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
+LIBRARIES = {"vllm": "speculators", "sglang": "sglang"}
 
 
-def card(result: Report, source: str = "") -> str:
-    """The card of a draft in vLLM's format.
+def card(result: Report, source: str = "", engine: str = "vllm") -> str:
+    """The card of a draft in one engine's layout.
 
     Args:
         result: the finished round.
         source: where the target comes from, as in the round's ``target.source``.
+        engine: the engine that loads the layout, ``vllm`` or ``sglang``.
 
     Raises:
         ConfigError: a text of the round would put a path of this machine into the card.
     """
     base = base_model(result.target, source)
     blocks = [
-        f"---\n{_front_matter(base)}---",
+        f"---\n{_front_matter(base, engine)}---",
         f"# {result.draft}",
         f"An EAGLE-3 draft model for **{base}**: a small model that proposes tokens, which the target checks in one "
         "step, so that one step yields several tokens. The target's answers stay its own.",
         "## Serve it",
-        "Put this folder beside the target and start vLLM with both:",
-        f"```sh\n{serve_command(result, base)}\n```",
+        f"Put this folder beside the target and start {NAMES[engine]} with both:",
+        f"```sh\n{serve_command(result, base, engine)}\n```",
         f"Here `{result.draft}` is this folder. The figures below were taken with "
         f"{result.evaluation.engine} {result.evaluation.engine_version}.",
+        _layouts(result, engine),
         "## What to expect",
         verdict(result),
         table(acceptance_table(result)),
@@ -44,7 +48,7 @@ def card(result: Report, source: str = "") -> str:
         "Times are median / 95th percentile. Speed depends on the machine; measure on yours.",
         "## How it was made",
         _training(result),
-        table(_provenance(result, base)),
+        table(_provenance(result, base, engine)),
         "## Limitations",
         _limitations(result),
     ]
@@ -66,18 +70,42 @@ def base_model(target: str, source: str) -> str:
     return target
 
 
-def serve_command(result: Report, base: str) -> str:
+def serve_command(result: Report, base: str, engine: str = "vllm") -> str:
     """The command that serves the target with this draft."""
-    speculative = {"method": "eagle3", "model": result.draft, "num_speculative_tokens": result.evaluation.drafts}
+    drafts = result.evaluation.drafts
+    if engine == "sglang":
+        return (
+            f"python -m sglang.launch_server --model-path {base} --speculative-algorithm EAGLE3 "
+            f"--speculative-draft-model-path {result.draft} --speculative-num-steps {drafts} "
+            f"--speculative-eagle-topk 1 --speculative-num-draft-tokens {drafts + 1}"
+        )
+    speculative = {"method": "eagle3", "model": result.draft, "num_speculative_tokens": drafts}
     return f"vllm serve {base} --speculative-config '{json.dumps(speculative)}'"
 
 
-def _front_matter(base: str) -> str:
+def _layouts(result: Report, engine: str) -> str:
+    """Which engine versions the folder is for, and what there is for the other engine."""
+    sentences = []
+    for layout in result.layouts:
+        if layout.engine != engine:
+            where = f"in the folder `{layout.engine}` beside this one" if layout.published else "not published: "
+            sentences.append(f"The draft in {NAMES[layout.engine]}'s layout is {where}{layout.why_not.rstrip('.')}.")
+        elif layout.made_for:
+            ids, taps = (", ".join(map(str, numbers)) for numbers in (layout.layer_ids, result.taps))
+            sentences.append(
+                f"The layer ids {ids} in its `config.json` were made for {NAMES[engine]} {layout.made_for} and mean "
+                f"taps {taps} in {layout.holds_for}; a version that numbers layers otherwise would feed the draft "
+                "others."
+            )
+    return " ".join(sentences)
+
+
+def _front_matter(base: str, engine: str) -> str:
     fields = {
         "base_model": base,
-        "library_name": "speculators",
+        "library_name": LIBRARIES[engine],
         "pipeline_tag": "text-generation",
-        "tags": ["eagle3", "speculative-decoding", "speculators", "vllm"],
+        "tags": ["eagle3", "speculative-decoding", "speculators", engine],
     }
     return yaml.safe_dump(fields, sort_keys=False)
 
@@ -95,14 +123,15 @@ def _training(result: Report) -> str:
     return text
 
 
-def _provenance(result: Report, base: str) -> list[dict[str, str]]:
+def _provenance(result: Report, base: str, engine: str) -> list[dict[str, str]]:
+    label = "sha256 of" if engine == "vllm" else "made from vLLM's layout, sha256 of"
     facts = {
         "target": f"{base}, revision {result.target_revision} (hash of config, tokenizer, template and weight headers)",
         "taps": f"{', '.join(map(str, result.taps))} (tap k: the residual stream that enters decoder layer k, from 0)",
         "states from": f"{result.engine} {result.engine_version}",
         "draft vocabulary": f"{result.training.draft_vocab_size:,} tokens",
         **result.versions,
-        **{f"sha256 of {name}": digest for name, digest in sorted(result.training.files.items())},
+        **{f"{label} {name}": digest for name, digest in sorted(result.training.files.items())},
     }
     return [{"what": name, "value": cell(value)} for name, value in facts.items()]
 

@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from infra.report.drafts import layouts_table, others_table
+from infra.report.layers import layers_table, layers_text
+from infra.report.parity import parity_table, parity_text
 from infra.report.wording import (
     PROMPTS,
     SAME_SPEED,
@@ -22,6 +25,10 @@ from infra.steps.results import Acceptance, Measured, Report, Speed, TrainPoint
 Rows = list[dict[str, str]]
 LOOPING = 0.1
 """Share of looping answers from which the verdict warns: repetition is easy to draft and flatters acceptance."""
+NOT_MEASURED = (
+    "Which layers the engine captured was not measured: these states were made before the convention gate was there."
+)
+OTHERS = "Tokens a step, as each round's own report says; a round may have other prompts, lengths and settings."
 
 
 def report(result: Report, figures: Mapping[str, str]) -> str:
@@ -48,6 +55,14 @@ def report(result: Report, figures: Mapping[str, str]) -> str:
         "## Training",
         _training(result),
         _image(figures, "training", "Loss and joint accuracy over the training steps"),
+        "## Layers",
+        layers_text(result.convention, result.parity) if result.convention else NOT_MEASURED,
+        table(layers_table(result.convention)) if result.convention else "",
+        _image(figures, "layers", "Error of each captured tap against each layer of the reference"),
+        "## Parity" if result.parity else "",
+        parity_text(result.parity) if result.parity else "",
+        table(parity_table(result.parity)) if result.parity else "",
+        _image(figures, "parity", "Error between the two engines by tap and position"),
         "## Steps",
         table(steps_table(result)),
         "## Counts",
@@ -56,6 +71,11 @@ def report(result: Report, figures: Mapping[str, str]) -> str:
         table(plan_table(result)),
         "## Provenance",
         table(provenance_table(result)),
+        "## Published" if result.layouts else "",
+        table(layouts_table(result)),
+        "## Other rounds of this target" if result.others else "",
+        table(others_table(result)),
+        OTHERS if result.others else "",
         "## Notes" if result.notes else "",
         "\n".join(f"- {' '.join(note.split())}" for note in result.notes),
     ]

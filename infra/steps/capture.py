@@ -1,11 +1,11 @@
 """The capture gate's probe: the final state must explain the engine's own next token."""
 
 import torch
-from safetensors import safe_open
 
-from infra.config.target import Target, weight_files
+from infra.config.target import Target
 from infra.engines.extraction import States
-from infra.errors import ConfigError, GateError
+from infra.engines.final_norm import read_final_norm, read_tensor
+from infra.errors import GateError
 
 AGREEMENT = 0.98
 NEAR_TIE = 0.05
@@ -19,33 +19,47 @@ HEADS = (
     "model.embed_tokens.weight",
     "language_model.model.embed_tokens.weight",
 )
-NORMS = ("model.norm.weight", "language_model.model.norm.weight")
 
 
-class NextTokenProbe:
-    """Compares argmax(head(norm(final state of the last token))) with the token the engine went on with.
+class Head:
+    """The target's final norm and head, float32 in memory.
 
-    The norm is a plain RMSNorm with the target's own weight; other norms are not known here.
-
-    Args:
-        target: its norm and head are read once, fp32 [vocab, hidden] in memory.
+    Final states of either kind (``pre_norm``, ``unit_rms``) come out the same after the norm, because it is free of
+    scale.
     """
 
     def __init__(self, target: Target) -> None:
-        self._norm = _first_tensor(target, NORMS)
-        self._head = _first_tensor(target, HEADS)
+        self._norm = read_final_norm(target)
+        self._head = read_tensor(target, HEADS)
+
+    def normed(self, final: torch.Tensor) -> torch.Tensor:
+        """Final states [..., hidden] after the norm, float32."""
+        return self._norm(final)
+
+    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """Logits [..., vocab], float32, of normed states."""
+        return normed @ self._head.T
+
+
+def near_ties(logits: torch.Tensor) -> torch.Tensor:
+    """Where the two best of logits [..., vocab] are too close for their order to mean anything; bool [...]."""
+    best, second = logits.topk(2, dim=-1).values.unbind(-1)
+    return best - second < NEAR_TIE * logits.std(dim=-1)
+
+
+class NextTokenProbe:
+    """Compares argmax(head(norm(final state of the last token))) with the token the engine went on with."""
+
+    def __init__(self, target: Target) -> None:
+        self._head = Head(target)
         self._agree = self._count = self._ties = 0
 
     def add(self, states: States) -> None:
         """Judge one sample's last position; does nothing after enough probes."""
         if self._count >= PROBES:
             return
-        final = states.hidden_states[-1, -1].float()
-        normed = final * torch.rsqrt(final.pow(2).mean() + 1e-6) * self._norm
-        logits = self._head @ normed
-        best, second = logits.topk(2).values.tolist()
-        spread = float(logits.std())
-        if best - second < NEAR_TIE * spread:
+        logits = self._head.logits(self._head.normed(states.hidden_states[-1, -1]))
+        if bool(near_ties(logits)):
             self._ties += 1
             return
         self._count += 1
@@ -71,14 +85,3 @@ class NextTokenProbe:
                 fix="the final state is not the last layer's output before the norm: check the taps of this engine "
                 "version, prefix caching and chunked prefill",
             )
-
-
-def _first_tensor(target: Target, names: tuple[str, ...]) -> torch.Tensor:
-    files = weight_files(target.path)
-    for name in names:
-        for path in files:
-            with safe_open(path, framework="pt") as weights:
-                if name in weights.keys():  # noqa: SIM118 (safe_open is no mapping)
-                    tensor: torch.Tensor = weights.get_tensor(name).float()
-                    return tensor
-    raise ConfigError(f"target {target.name} has none of the tensors {', '.join(names)}")

@@ -12,6 +12,7 @@ from infra.data.template import Chat
 from infra.engines.base import engine_version
 from infra.engines.environments import environment_python
 from infra.errors import EnvironmentBuildError
+from infra.steps.budget import DiskGuard
 from infra.steps.keys import Inputs, StepKeys, step_keys
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
@@ -30,6 +31,8 @@ class Round:
         self.config = config
         self.settings = settings
         self._samples_key = samples_key
+        self.devices: tuple[str, ...] = ()
+        """GPUs for this round's processes, as CUDA_VISIBLE_DEVICES names them; empty: whatever they see."""
 
     @cached_property
     def target(self) -> Target:
@@ -53,8 +56,15 @@ class Round:
 
     @cached_property
     def store(self) -> ObjectStore:
-        """The store that holds all rounds."""
-        return ObjectStore(self.settings.store)
+        """The store that holds all rounds; a write that finds it full waits for room (:attr:`disk`)."""
+        store = ObjectStore(self.settings.store)
+        store.on_full = self.disk.wait
+        return store
+
+    @cached_property
+    def disk(self) -> DiskGuard:
+        """What keeps the round within its disk budget."""
+        return DiskGuard(self)
 
     @cached_property
     def rounds(self) -> RoundStore:

@@ -12,6 +12,7 @@ from infra.engines.client import Client
 from infra.errors import EngineError
 from infra.machine.host import memory_available
 from infra.steps.context import Round
+from infra.steps.extract import extracted_samples
 from infra.steps.results import Acceptance, Evaluation, Measured, Predicted, Speed
 from infra.steps.serving import Serving
 from infra.store.samples import Sample
@@ -41,7 +42,7 @@ def prompt_sets(round_: Round) -> list[PromptSet]:
     longest = config.evaluate.prompts.max_prompt_tokens
     heldout = [
         sample.input_ids[: sample.loss_mask.index(1)]
-        for sample in heldout_samples(round_.samples, config.evaluate.heldout_count)
+        for sample in heldout_samples(extracted_samples(round_), config.evaluate.heldout_count)
     ]
     busiest = max(config.evaluate.concurrencies)
     return [
@@ -217,7 +218,7 @@ def predict(round_: Round, draft: Path) -> Predicted:
     """Walk the chain over the stored states of the held-out samples that are also served live."""
     result = walk(
         draft,
-        heldout_samples(round_.samples, round_.config.evaluate.heldout_count),
+        heldout_samples(extracted_samples(round_), round_.config.evaluate.heldout_count),
         states_url=round_.settings.store,
         states_prefix=round_.prefix("hidden"),
         drafts=round_.config.evaluate.drafts,
@@ -268,18 +269,3 @@ def _block(
         concurrency=concurrency,
     )
     live.add((prompt_set.name, concurrency, with_draft), done)
-
-
-def draft_folder(round_: Round) -> Path:
-    """A local folder with this round's draft; fetched into scratch from a remote store."""
-    prefix = round_.prefix("draft")
-    local = round_.store.local_path(prefix)
-    if local is not None:
-        return local
-    folder = round_.scratch / f"draft-{round_.keys.draft}"
-    for item in round_.store.list(prefix):
-        path = folder / item.path.removeprefix(prefix).lstrip("/")
-        if not path.exists() or path.stat().st_size != item.size:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(round_.store.get(item.path))
-    return folder

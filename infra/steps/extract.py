@@ -1,18 +1,21 @@
 """The extract step: hidden states of every sample, shard by shard, each verified before it counts."""
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from types import TracebackType
 from typing import Self
 
 from infra.engines.extraction import Extractor, States
+from infra.engines.flights import Flights
 from infra.engines.pool import run_ordered
-from infra.errors import GateError, StoreError
+from infra.errors import DiskFull, ExtractionFault, GateError, StoreError
 from infra.steps.capture import NextTokenProbe
 from infra.steps.context import Round
 from infra.steps.progress import Meter, OnProgress
 from infra.store.hidden import ShardPlan, ShardWriter, plan_shards, state_bytes_per_token, verify_shard
 from infra.store.hidden import discard_shard as discard
 from infra.store.manifest import StatesMeta
+from infra.store.reader import quarantined_rows
+from infra.store.samples import Sample
 
 
 def states_meta(round_: Round) -> StatesMeta:
@@ -51,6 +54,17 @@ def faulty_shards(round_: Round, deep: bool) -> dict[ShardPlan, str]:
     return faults
 
 
+def quarantined_samples(round_: Round) -> list[Sample]:
+    """Samples that have no states because the engine dies on them, as the committed shards say; by row."""
+    return [round_.samples[row] for row in quarantined_rows(round_.store, round_.prefix("hidden"))]
+
+
+def extracted_samples(round_: Round) -> list[Sample]:
+    """The samples whose states are there to be trained on, by row: all but the quarantined ones."""
+    left_out = set(quarantined_rows(round_.store, round_.prefix("hidden")))
+    return [sample for sample in round_.samples if sample.row not in left_out]
+
+
 def generation(round_: Round) -> dict[str, object]:
     """What the pointer to a verified generation of hidden states says of it."""
     engine = round_.config.extract.engine
@@ -74,6 +88,28 @@ def discard_shard(round_: Round, plan: ShardPlan) -> int:
     return discard(round_.store, round_.prefix("hidden"), plan)
 
 
+def wait_for_room(round_: Round, plan: ShardPlan) -> None:
+    """Return when the shard, and what the engine stages for it, fits the disk budget (raises GateError)."""
+    tokens = [len(round_.samples[row].input_ids) for row in plan.rows]
+    size = state_bytes_per_token(round_.config.extract.taps, round_.target.shape.hidden_size)
+    staged = _staging_bytes(round_, sum(tokens) // max(1, len(tokens)))
+    round_.disk.before(f"shard {plan.number}", store=sum(tokens) * size, scratch=staged)
+
+
+def _staging_bytes(round_: Round, tokens: int) -> int:
+    """Room for the engine's files of as many sequences of that length as are in flight, bytes."""
+    size = state_bytes_per_token(round_.config.extract.taps, round_.target.shape.hidden_size)
+    wide = 2 if round_.extracting.dtype == "float32" else 1
+    return wide * tokens * size * round_.config.extract.concurrency
+
+
+def try_sample(round_: Round, extractor: Extractor, flights: Flights, sample_id: str) -> None:
+    """Extract one sample and forget its states: a server that it kills dies here, with nothing else in flight."""
+    [sample] = [sample for sample in round_.samples if sample.sample_id == sample_id]
+    with flights.of(sample_id):
+        extractor.extract(sample.input_ids)
+
+
 class Extraction:
     """Extracts shards in order while the engine already works on the next ones.
 
@@ -81,25 +117,32 @@ class Extraction:
     does not grow with the number of samples. A context manager: leaving it ends the requests.
 
     Args:
+        extractor: the states' source.
+        flights: where its requests are told.
         todo: the shards to do, ascending.
+        quarantined: ids of samples to be left out.
     """
 
     def __init__(
         self,
         round_: Round,
         extractor: Extractor,
+        flights: Flights,
         todo: list[ShardPlan],
+        quarantined: Collection[str] = (),
         on_progress: OnProgress | None = None,
     ) -> None:
-        self._round, self._extractor = round_, extractor
+        self._round, self._extractor, self._flights = round_, extractor, flights
         samples = round_.samples
         self._samples = {sample.row: sample for sample in samples}
-        rows = [row for plan in todo for row in range(plan.first_row, plan.end_row)]
+        self._left_out = {sample.row for sample in samples if sample.sample_id in quarantined}
+        rows = [row for plan in todo for row in plan.rows if row not in self._left_out]
         concurrency = round_.config.extract.concurrency
-        self._states: Generator[tuple[int, States], None, None] = run_ordered(
-            rows, lambda row: extractor.extract(self._samples[row].input_ids), concurrency, 2 * concurrency
+        self._states: Generator[tuple[int, States | DiskFull], None, None] = run_ordered(
+            rows, self._extract, concurrency, 2 * concurrency
         )
-        self._meter = Meter("samples extracted:", len(samples), len(samples) - len(rows), on_progress)
+        left_out = f" ({len(self._left_out)} quarantined)" if self._left_out else ""
+        self._meter = Meter(f"samples extracted{left_out}:", len(samples), len(samples) - len(rows), on_progress)
         self._probe = NextTokenProbe(round_.target)
         self._made: list[ShardPlan] = []
 
@@ -112,13 +155,20 @@ class Extraction:
             StoreError: the shard does not verify after it was written.
         """
         round_ = self._round
+        wait_for_room(round_, plan)
         writer = ShardWriter(
             round_.store, round_.prefix("hidden"), plan, states_meta(round_), round_.config.extract.object_bytes
         )
-        for expected in range(plan.first_row, plan.end_row):
+        for expected in plan.rows:
+            if expected in self._left_out:
+                writer.quarantine(expected)
+                continue
             row, states = next(self._states)
             if row != expected:
                 raise StoreError(f"row {row} came where row {expected} was due")
+            while isinstance(states, DiskFull):
+                round_.disk.wait(states)
+                states = self._extract(row)
             self._probe.add(states)
             writer.add(row, self._samples[row].input_ids, states.hidden_states)
             self._meter.add(1, len(self._samples[row].input_ids))
@@ -131,6 +181,17 @@ class Extraction:
             raise
         writer.commit()
         self._made.append(plan)
+
+    def _extract(self, row: int) -> States | DiskFull:
+        """A row's states; a fault that comes of a full disk is told, not raised, so that the other requests go on."""
+        sample = self._samples[row]
+        try:
+            with self._flights.of(sample.sample_id):
+                return self._extractor.extract(sample.input_ids)
+        except ExtractionFault as error:
+            if not self._round.disk.is_short(_staging_bytes(self._round, len(sample.input_ids))):
+                raise
+            return DiskFull(f"the engine found no room for the states of row {row}: {error.what}")
 
     def __enter__(self) -> Self:
         return self

@@ -1,22 +1,29 @@
 """The generate step: the target answers the prompts, or the answers that the data has are taken."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from infra.data.build import TOO_LONG
+from infra.data.build import TOO_LONG, conversation
 from infra.data.gate import template_gate
 from infra.data.masks import given_answers
 from infra.data.prompt import Message, Prompt, next_prompt
 from infra.engines.client import Client, RequestRefused
+from infra.engines.flights import Flights
 from infra.engines.pool import run_pool
-from infra.errors import EngineError
+from infra.errors import DiskFull, EngineError
 from infra.steps.context import Round
 from infra.steps.progress import Meter, OnProgress
 from infra.store.answers import Answer, AnswerLog, Status
 
+ANSWER_TOKEN_BYTES = 12
+"""What a token of an answer takes in the journal or the store, its share of the conversation's text included."""
 TEMPLATE_PROBES = 4
 COMMIT_EVERY = 256
+QUARANTINED = "quarantined"
+"""Reason of an answer that is not asked for (again), since the engine dies on it."""
 Record = Callable[[Answer], bool]
 
 
@@ -30,26 +37,63 @@ def answers_done(round_: Round) -> bool:
     return AnswerLog.finished(round_.store, round_.prefix("answers"))
 
 
-def generate(round_: Round, client: Client | None, on_progress: OnProgress | None = None) -> int:
+@dataclass(frozen=True)
+class Asking:
+    """Whom the answers are asked of.
+
+    Args:
+        client: the target's server.
+        flights: where requests to it are told.
+        quarantined: ids of samples that are not to be asked.
+    """
+
+    client: Client
+    flights: Flights
+    quarantined: Collection[str] = ()
+
+
+def answers_wanted(round_: Round) -> int:
+    """How many answers the prompts ask for: one a turn."""
+    return sum(1 + len(prompt.turns) for prompt in round_.prompts)
+
+
+def generate(round_: Round, asking: Asking | None, on_progress: OnProgress | None = None) -> int:
     """Bring the answers of this round's key to completion; returns how many were there already.
 
     Args:
-        client: the target's server; None when the data has answers of its own.
+        asking: the target's server; None when the data has answers of its own.
 
     Raises:
         EngineError: the server stopped answering; everything answered so far is kept.
         GateError: template and engine tokenise differently.
     """
-    with AnswerLog(round_.store, round_.prefix("answers"), journal_path(round_)) as log:
+    with _open_log(round_) as log:
         earlier = len(log.done())
-        if client is None:
+        if asking is None:
             for answer in _given(round_):
-                log.add(answer)
+                round_.disk.through(partial(log.add, answer))
         else:
-            _check_template(round_, client)
-            _ask(round_, client, log, on_progress)
+            _check_template(round_, asking.client)
+            _ask(round_, asking, log, on_progress)
         log.finish()
     return earlier
+
+
+def try_answer(round_: Round, asking: Asking, sample_id: str) -> None:
+    """Go on with one sample's conversation alone; its answers are kept."""
+    with _open_log(round_) as log:
+        done = log.done()
+        for prompt in round_.prompts:
+            if prompt.id == conversation(sample_id):
+                for _ in _conversation(
+                    round_, asking, prompt, done, lambda answer: round_.disk.through(partial(log.add, answer))
+                ):
+                    pass
+
+
+def _open_log(round_: Round) -> AnswerLog:
+    journal = journal_path(round_)
+    return round_.disk.through(lambda: AnswerLog(round_.store, round_.prefix("answers"), journal))
 
 
 def _given(round_: Round) -> Iterator[Answer]:
@@ -65,34 +109,57 @@ def _check_template(round_: Round, client: Client) -> None:
         template_gate(ours, client.tokenize_chat(prompt.messages, arguments), round_.chat.decode)
 
 
-def _ask(round_: Round, client: Client, log: AnswerLog, on_progress: OnProgress | None) -> None:
+def _ask(round_: Round, asking: Asking, log: AnswerLog, on_progress: OnProgress | None) -> None:
     done = log.done()
     turns = {prompt.id: 1 + len(prompt.turns) for prompt in round_.prompts}
     open_prompts = [prompt for prompt in round_.prompts if f"{prompt.id}#{turns[prompt.id] - 1}" not in done]
-    meter = Meter("prompts answered:", len(turns), len(turns) - len(open_prompts), on_progress)
+    left_out = f" ({len(asking.quarantined)} quarantined)" if asking.quarantined else ""
+    meter = Meter(f"prompts answered{left_out}:", len(turns), len(turns) - len(open_prompts), on_progress)
+
+    def record(answer: Answer) -> bool:
+        new = log.add(answer)
+        done.setdefault(answer.sample_id, answer)  # a conversation that is taken up again goes on after it
+        return new
 
     def converse(prompt: Prompt) -> int:
-        return sum(len(answer.answer_ids) for answer in _conversation(round_, client, prompt, done, log.add))
+        return sum(len(answer.answer_ids) for answer in _conversation(round_, asking, prompt, done, record))
 
     config = round_.config.generate
-    with closing(run_pool(open_prompts, converse, config.concurrency, 2 * config.concurrency)) as results:
-        for number, (_, outcome) in enumerate(results, 1):
-            if isinstance(outcome, Exception):
-                raise outcome
-            meter.add(1, outcome)
-            if number % COMMIT_EVERY == 0:
-                log.commit()
+    while open_prompts:
+        again: list[Prompt] = []
+        todo = _while_there_is_room(round_, open_prompts)
+        with closing(run_pool(todo, converse, config.concurrency, 2 * config.concurrency)) as results:
+            for number, (prompt, outcome) in enumerate(results, 1):
+                if isinstance(outcome, DiskFull):
+                    again.append(prompt)
+                    round_.disk.wait(outcome)
+                elif isinstance(outcome, Exception):
+                    raise outcome
+                else:
+                    meter.add(1, outcome)
+                if number % COMMIT_EVERY == 0:
+                    log.commit()
+        open_prompts = again
+
+
+def _while_there_is_room(round_: Round, prompts: list[Prompt]) -> Iterator[Prompt]:
+    """The prompts; the next one waits while the disk is too full, and those in flight end meanwhile."""
+    config = round_.config.generate
+    size = ANSWER_TOKEN_BYTES * config.max_tokens * (COMMIT_EVERY + 2 * config.concurrency)
+    for prompt in prompts:
+        round_.disk.before("the next answers", store=size, scratch=size)
+        yield prompt
 
 
 def _conversation(
-    round_: Round, client: Client, prompt: Prompt, done: dict[str, Answer], record: Record
+    round_: Round, asking: Asking, prompt: Prompt, done: dict[str, Answer], record: Record
 ) -> Iterator[Answer]:
     """Answer the open turns of one conversation, in order; each is recorded before the next is asked."""
     texts: list[str] = []
     for turn in range(1 + len(prompt.turns)):
         known = done.get(f"{prompt.id}#{turn}")
         if known is None:
-            known = _answer(round_, client, prompt, turn, next_prompt(prompt, texts))
+            known = _answer(round_, asking, prompt, turn, next_prompt(prompt, texts))
             record(known)
             yield known
         if known.status != "ok":
@@ -110,7 +177,7 @@ def _skip_rest(prompt: Prompt, turn: int, cause: Answer, done: dict[str, Answer]
             record(Answer(sample_id, [], [], [], reason, cause.engine, cause.sampling, "dropped", later))
 
 
-def _answer(round_: Round, client: Client, prompt: Prompt, turn: int, messages: list[Message]) -> Answer:
+def _answer(round_: Round, asking: Asking, prompt: Prompt, turn: int, messages: list[Message]) -> Answer:
     config = round_.config.generate
     sampling = {
         "max_tokens": config.max_tokens,
@@ -121,24 +188,29 @@ def _answer(round_: Round, client: Client, prompt: Prompt, turn: int, messages: 
     engine = f"{round_.config.serve_with} {round_.versions[round_.config.serve_with]}"
     prompt_ids = round_.chat.render(messages, round_.config.prompts.template_args, add_generation_prompt=True)
 
+    sample_id = f"{prompt.id}#{turn}"
+
     def made(answer_ids: list[int], finish: str, status: Status) -> Answer:
-        return Answer(f"{prompt.id}#{turn}", messages, prompt_ids, answer_ids, finish, engine, sampling, status, turn)
+        return Answer(sample_id, messages, prompt_ids, answer_ids, finish, engine, sampling, status, turn)
 
     if len(prompt_ids) > round_.config.prompts.max_prompt_tokens:
         return made([], TOO_LONG, "dropped")
+    if sample_id in asking.quarantined:
+        return made([], QUARANTINED, "dropped")
     try:
-        reply = client.generate(
-            prompt_ids,
-            max_tokens=config.max_tokens,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            seed=config.seed,
-        )
+        with asking.flights.of(sample_id):
+            reply = asking.client.generate(
+                prompt_ids,
+                max_tokens=config.max_tokens,
+                temperature=config.temperature,
+                top_p=config.top_p,
+                seed=config.seed,
+            )
     except RequestRefused:
         return made([], "", "refused")
     if reply.prompt_ids != prompt_ids:
         raise EngineError(
-            f"the engine worked on other tokens than it was sent for sample {prompt.id}#{turn}",
+            f"the engine worked on other tokens than it was sent for sample {sample_id}",
             expected=f"{len(prompt_ids)} prompt tokens, got {len(reply.prompt_ids)}",
         )
     empty = all(token in round_.chat.eos_ids for token in reply.token_ids)

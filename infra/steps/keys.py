@@ -8,6 +8,9 @@ from infra.config.round import RoundConfig
 FORMAT = 1
 """Raised when the code of a step changes what it writes, so that old results are not taken for new ones."""
 
+LAYOUTS = ("vllm", "sglang")
+"""What is published of a draft; another layout publishes it anew and redoes nothing else."""
+
 
 @dataclass(frozen=True)
 class StepKeys:
@@ -73,5 +76,5 @@ def step_keys(config: RoundConfig, inputs: Inputs) -> StepKeys:
         version=inputs.versions[config.serve_with],
         launch=config.engines[config.serve_with],
     )
-    published = key12(eval=evaluation, target=config.target.name)
+    published = key12(eval=evaluation, target=config.target.name, layouts=LAYOUTS)
     return StepKeys(answers, samples, hidden, draft, evaluation, published, key12(published=published))

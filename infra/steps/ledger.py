@@ -6,17 +6,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from infra.machine.host import folder_bytes
+from infra.steps.budget import held_bytes
 from infra.steps.context import Round
 from infra.steps.extract import faulty_shards
 from infra.steps.generate import answers_done
 from infra.steps.prepare import samples_done
 from infra.steps.publish import publication_done, published_prefix
-from infra.steps.results import Evaluation, Report, Result, StepTime, Training
+from infra.steps.results import TRAINING, Evaluation, Report, Result, StepTime, Training
 from infra.steps.serving import Serving
 
 EVALUATION = "evaluation.json"
-TRAINING = "training.json"
 REPORT = "report.json"
 Kind = TypeVar("Kind", bound=Result)
 
@@ -46,17 +45,15 @@ class Ledger:
     peak_bytes: int = 0
 
     def started(self, serving: Serving) -> None:
-        """Note how long an engine took to start and which rungs it had to pass over."""
+        """Note how long an engine took to start, and what its servers went through."""
         self.starts += serving.seconds_to_ready
-        self.notes += [
-            f"{serving.engine} for {serving.profile}: rung {rung} failed: {why}" for rung, why in serving.failed_rungs
-        ]
+        # A hang is told again by what was done about it: the next rung, or a new start.
+        self.notes += [notice.text for notice in serving.notices if notice.what != "hang"]
 
     def look_at_disk(self, round_: Round) -> None:
         """Measure what the round holds now."""
-        prefixes = [round_.rounds.step_prefix(step, key) for step, key in round_.keys.items() if step != "published"]
-        held = sum(item.size for prefix in [*prefixes, published_prefix(round_)] for item in round_.store.list(prefix))
-        self.peak_bytes = max(self.peak_bytes, held + folder_bytes(round_.scratch))
+        published = sum(item.size for item in round_.store.list(published_prefix(round_)))
+        self.peak_bytes = max(self.peak_bytes, held_bytes(round_) + published)
 
     @contextmanager
     def step(self, name: str, key: str = "") -> Iterator[Step]:

@@ -1,17 +1,19 @@
 """What a round would need: samples, tokens, disk, memory, time, and what is done already."""
 
 import math
-from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from infra.config.round import RoundConfig, TargetShape
 from infra.config.settings import Settings
 from infra.errors import ConfigError, EngineError, EnvironmentBuildError, GateError, MissingTarget
-from infra.machine.host import free_disk, memory_available
+from infra.machine.host import memory_available
 from infra.steps.context import Round
+from infra.steps.layouts import layout_note, sglang_faults, sglang_version
 from infra.steps.ledger import done_steps
+from infra.steps.progress import gib
 from infra.steps.rates import Rates, learnt_rates, reference_rates
+from infra.steps.rooms import Room, left, room_gate, rooms
 from infra.store.hidden import state_bytes_per_token
 
 BF16_BYTES = 2
@@ -32,6 +34,8 @@ class PlannedStep(BaseModel):
     done: bool
     seconds: float
     disk_bytes: int
+    store_left: int = Field(description="Bytes still to be written to the store.")
+    scratch_left: int = Field(description="Bytes still to be written to scratch, staging included.")
     what: str
 
 
@@ -49,6 +53,7 @@ class Plan(BaseModel):
     shards: int
     disk_bytes: int = Field(description="Most the round holds at once, in store and scratch, bytes.")
     disk_free: int
+    rooms: tuple[Room, ...] = Field(description="What is still to be written, by file system.")
     memory_bytes: int
     memory_free: int
     seconds: float
@@ -82,7 +87,9 @@ def make_plan(config: RoundConfig, settings: Settings) -> Plan:
     tokens = prompt_tokens + answer_tokens
     size = state_bytes_per_token(config.extract.taps, shape.hidden_size)
     keys, done = _keys(round_, notes)
-    steps = _steps(config, shape, rates, keys, done, samples, prompt_tokens, answer_tokens)
+    notes += _layouts(round_, shape)
+    steps = _steps(round_, shape, rates, keys, done, samples, prompt_tokens, answer_tokens)
+    found = rooms(round_, sum(step.store_left for step in steps), sum(step.scratch_left for step in steps))
     return Plan(
         round=config.name,
         samples=samples,
@@ -92,7 +99,8 @@ def make_plan(config: RoundConfig, settings: Settings) -> Plan:
         bytes_per_token=size,
         shards=max(1, -(-tokens * size // config.extract.shard_bytes)),
         disk_bytes=sum(step.disk_bytes for step in steps),
-        disk_free=free_disk(_existing(settings)),
+        disk_free=min(room.free for room in found),
+        rooms=found,
         memory_bytes=_memory(round_, shape),
         memory_free=memory_available(),
         seconds=sum(step.seconds for step in steps if not step.done),
@@ -108,14 +116,8 @@ def plan_gate(config: RoundConfig, plan: Plan) -> None:
     Raises:
         GateError: more disk, memory or time is needed than there is or than the budget allows.
     """
-    open_bytes = sum(step.disk_bytes for step in plan.steps if not step.done)
-    if open_bytes > plan.disk_free:
-        raise GateError(
-            "plan",
-            f"round {plan.round} still needs {gib(open_bytes)} of disk and {gib(plan.disk_free)} are free",
-            fix="free space, lower prompts.count, or put the store elsewhere (EAGLE3_STORE_URL)",
-        )
     budget = config.budget
+    room_gate(plan.round, plan.rooms, budget.free_bytes)
     if budget.disk_bytes is not None and plan.disk_bytes > budget.disk_bytes:
         raise GateError(
             "plan",
@@ -135,14 +137,6 @@ def plan_gate(config: RoundConfig, plan: Plan) -> None:
             f"round {plan.round} needs {gib(plan.memory_bytes)} of memory and {gib(plan.memory_free)} are free",
             fix="end what else uses memory",
         )
-
-
-def gib(size: float) -> str:
-    """Bytes in the unit that people read."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size / 1e3:.1f} kB"
 
 
 def draft_parameters(shape: TargetShape, taps: int, layers: int, draft_vocab: int) -> tuple[int, int]:
@@ -220,8 +214,18 @@ def _keys(round_: Round, notes: list[str]) -> tuple[dict[str, str], set[str]]:
         return {}, set()
 
 
+def _layouts(round_: Round, shape: TargetShape) -> list[str]:
+    """Which layer ids the taps are for SGLang, and what preflight will refuse."""
+    version = sglang_version(round_.config, round_.settings)
+    faults = sglang_faults(round_.config, shape, version)
+    return [
+        layout_note(round_.config, shape, version),
+        *(f"preflight will refuse this round: {text}" for text in faults),
+    ]
+
+
 def _steps(
-    config: RoundConfig,
+    round_: Round,
     shape: TargetShape,
     rates: Rates,
     keys: dict[str, str],
@@ -230,7 +234,7 @@ def _steps(
     prompt_tokens: int,
     answer_tokens: int,
 ) -> list[PlannedStep]:
-    tokens = prompt_tokens + answer_tokens
+    config, tokens = round_.config, prompt_tokens + answer_tokens
     states = tokens * state_bytes_per_token(config.extract.taps, shape.hidden_size)
     vocab = config.prepare.draft_vocab_size or shape.vocab_size
     _, stored = draft_parameters(shape, len(config.extract.taps), config.train.layers, vocab)
@@ -239,34 +243,46 @@ def _steps(
         train_tokens = min(train_tokens, config.train.max_steps * config.train.sequence_tokens)
     live = 2 * config.evaluate.max_tokens * config.evaluate.prompts.count * len(config.evaluate.concurrencies)
     live += 2 * answer_tokens // max(1, samples) * config.evaluate.heldout_count
+    published = BF16_BYTES * (2 * stored - shape.vocab_size * shape.hidden_size)  # SGLang's is without the embedding
+    training = training_disk(config, shape, tokens)
+    checkpoints = training - BF16_BYTES * stored
+    # Of the files that the engine stages, as many are there at once as there are requests in flight.
+    staged = states // max(1, samples) * min(samples, config.extract.concurrency)
     rows = (
-        ("answers", rates.start_seconds + answer_tokens / rates.generate_tokens, 6 * tokens, f"{samples} answers"),
-        ("samples", 2.0, 4 * tokens, f"{tokens:,} tokens"),
-        ("hidden", rates.start_seconds + tokens / rates.extract_tokens, states, f"{gib(states)} of states"),
+        ("answers", rates.start_seconds + answer_tokens / rates.generate_tokens, 6 * tokens, 0, f"{samples} answers"),
+        ("samples", 2.0, 4 * tokens, 0, f"{tokens:,} tokens"),
+        ("hidden", rates.start_seconds + tokens / rates.extract_tokens, states, 0, f"{gib(states)} of states"),
         (
             "draft",
             20 + train_tokens / rates.train_tokens,
-            training_disk(config, shape, tokens),
+            training,
+            checkpoints,
             f"{config.train.epochs} epochs, {stored / 1e6:.0f}M parameters",
         ),
-        ("eval", 1.5 * rates.start_seconds + live / rates.serve_tokens, 1 << 16, f"{live:,} tokens served"),
-        ("published", 2.0, 2 * stored, "the draft in vLLM's layout"),
-        ("report", 5.0, 1 << 19, "report.md and figures"),
+        ("eval", 1.5 * rates.start_seconds + live / rates.serve_tokens, 1 << 16, 0, f"{live:,} tokens served"),
+        ("published", 2.0, published, 0, "the draft in vLLM's and in SGLang's layout"),
+        ("report", 5.0, 1 << 19, 0, "report.md and figures"),
     )
-    return [
-        PlannedStep(step=step, key=keys.get(step), done=step in done, seconds=seconds, disk_bytes=int(size), what=what)
-        for step, seconds, size, what in rows
-    ]
+    steps = []
+    for step, seconds, size, scratch, what in rows:
+        key = keys.get(step)
+        store_left, scratch_left = left(round_, step, key, int(size), int(scratch)) if step not in done else (0, 0)
+        steps.append(
+            PlannedStep(
+                step=step,
+                key=key,
+                done=step in done,
+                seconds=seconds,
+                disk_bytes=int(size),
+                store_left=store_left,
+                scratch_left=scratch_left + (staged if step == "hidden" and step not in done else 0),
+                what=what,
+            )
+        )
+    return steps
 
 
 def _memory(round_: Round, shape: TargetShape) -> int:
     if round_.serving.device != "cpu":
         return 8 << 30
     return 2 * shape.weight_bytes + (4 << 30)
-
-
-def _existing(settings: Settings) -> Path:
-    folder = settings.state_dir
-    while not folder.exists():
-        folder = folder.parent
-    return folder

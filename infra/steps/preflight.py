@@ -7,6 +7,7 @@ from infra.engines.base import find_engine
 from infra.engines.environments import environment_python
 from infra.errors import ConfigError, EngineError, EnvironmentBuildError, MissingTarget
 from infra.machine.gpu import GpuReport
+from infra.steps.layouts import sglang_faults, sglang_version
 
 
 def faults(config: RoundConfig, settings: Settings, gpus: GpuReport) -> list[str]:
@@ -15,13 +16,18 @@ def faults(config: RoundConfig, settings: Settings, gpus: GpuReport) -> list[str
 
 
 def _target_faults(config: RoundConfig, settings: Settings) -> list[str]:
+    found, shape = [], config.target.shape
     try:
-        target = open_target(config.target, settings.models_dir)
+        shape = open_target(config.target, settings.models_dir).shape
     except (MissingTarget, ConfigError) as error:
-        return [str(error)]
-    if config.extract.taps[-1] >= target.shape.layers:
-        return [f"tap {config.extract.taps[-1]} does not exist: {target.name} has {target.shape.layers} layers"]
-    return []
+        found.append(str(error))
+    if shape is None:
+        return found
+    if config.extract.taps[-1] >= shape.layers:
+        found.append(f"tap {config.extract.taps[-1]} does not exist: {config.target.name} has {shape.layers} layers")
+    else:
+        found += sglang_faults(config, shape, sglang_version(config, settings))
+    return found
 
 
 def _engine_faults(config: RoundConfig, settings: Settings) -> list[str]:

@@ -54,6 +54,14 @@ class Meter:
         return Progress(self._done, self._total, rate, left, text)
 
 
+def gib(size: float) -> str:
+    """Bytes in the unit that people read."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size / 1e3:.1f} kB"
+
+
 def duration(seconds: float) -> str:
     """Seconds as people say them: 48 s, 3 min 20 s, 2 h 5 min."""
     whole = round(seconds)

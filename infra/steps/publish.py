@@ -1,13 +1,17 @@
-"""The publish step: a folder that an engine loads anywhere, with its figures and provenance."""
+"""The publish step: a folder for each engine, which it loads anywhere, with the draft's figures and provenance."""
 
 import hashlib
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from infra.errors import StoreError
 from infra.report.card import card
 from infra.steps.context import Round
+from infra.steps.layouts import draft_folder, sglang_draft
 from infra.steps.results import Report
+from infra.store.objects import ObjectStore
+from infra.store.rounds import RoundStore
 
 PUBLICATION = "publication.json"
 
@@ -36,41 +40,70 @@ def published_prefix(round_: Round) -> str:
 def publication_done(round_: Round) -> bool:
     """Whether the draft of this key is published and its files are there."""
     prefix = published_prefix(round_)
-    path = f"{prefix}/{PUBLICATION}"
-    if not round_.store.exists(path):
+    found = _publication(round_.store, prefix)
+    if found is None or found.key != round_.keys.published:
         return False
-    try:
-        found = Publication.model_validate_json(round_.store.get(path))
-    except ValueError:
-        return False
-    return found.key == round_.keys.published and all(round_.store.exists(f"{prefix}/{name}") for name in found.files)
+    return all(round_.store.exists(f"{prefix}/{name}") for name in found.files)
 
 
 def publish(round_: Round, report: Report) -> str:
-    """Copy the draft to its published place in vLLM's layout; returns its URL.
+    """Copy the draft to its published place in every layout that can hold it; returns the serving engine's URL.
 
     Raises:
         StoreError: a file of the draft is not what training recorded.
     """
-    source, prefix = round_.prefix("draft"), published_prefix(round_)
-    files: dict[str, bytes] = {}
-    for name, digest in report.training.files.items():
-        data = round_.store.get(f"{source}/{name}")
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise StoreError(
-                f"{source}/{name} is damaged",
-                expected=f"sha256 {digest}",
-                fix="delete this folder and start the round again",
-            )
-        files[f"vllm/{name}"] = data
-    files["vllm/README.md"] = card(report, round_.config.target.source).encode()
+    prefix, draft = published_prefix(round_), draft_folder(round_)
+    files: dict[str, bytes | Path] = {}
+    for layout in report.layouts:
+        if not layout.published:
+            round_.store.delete_tree(f"{prefix}/{layout.engine}")  # of an earlier version of the engine
+            continue
+        if layout.engine == "sglang":
+            parts = sorted(sglang_draft(round_, draft).iterdir())
+        else:
+            parts = [_checked(draft / name, digest) for name, digest in report.training.files.items()]
+        files |= {f"{layout.engine}/{path.name}": path for path in parts}
+        files[f"{layout.engine}/README.md"] = card(report, round_.config.target.source, layout.engine).encode()
     for name, data in files.items():
         round_.store.put(f"{prefix}/{name}", data)
     publication = Publication(
         key=round_.keys.published,
         round=round_.config.name,
         draft_key=round_.keys.draft,
-        files={name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+        files={name: _sha256(data) for name, data in files.items()},
     )
     round_.store.put(f"{prefix}/{PUBLICATION}", publication.model_dump_json(indent=1).encode())
     return report.published
+
+
+def publishing_rounds(round_: Round) -> list[RoundStore]:
+    """The other rounds that published a draft for this round's target, by name."""
+    root = f"published/{round_.config.target.name}"
+    found = [_publication(round_.store, f"{root}/{folder}") for folder in round_.store.folders(root)]
+    names = {item.round for item in found if item is not None} - {round_.config.name}
+    return [RoundStore(round_.store, name) for name in sorted(names)]
+
+
+def _publication(store: ObjectStore, prefix: str) -> Publication | None:
+    path = f"{prefix}/{PUBLICATION}"
+    if not store.exists(path):
+        return None
+    try:
+        return Publication.model_validate_json(store.get(path))
+    except ValueError:
+        return None
+
+
+def _checked(path: Path, digest: str) -> Path:
+    if _sha256(path) != digest:
+        raise StoreError(
+            f"{path} is damaged", expected=f"sha256 {digest}", fix=f"delete {path.parent} and start the round again"
+        )
+    return path
+
+
+def _sha256(data: bytes | Path) -> str:
+    if isinstance(data, bytes):
+        return hashlib.sha256(data).hexdigest()
+    with data.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

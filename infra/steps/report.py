@@ -5,21 +5,29 @@ from pathlib import Path
 
 import yaml
 
+from infra.report.drafts import in_brief
 from infra.report.figures import all_figures, data_uri
+from infra.report.layers import layers_figure
 from infra.report.markdown import report as render
+from infra.report.parity import parity_figure
 from infra.steps.context import Round
+from infra.steps.convention import convention_if_done
+from infra.steps.layouts import layouts
 from infra.steps.ledger import REPORT, Ledger, write_result
+from infra.steps.parity import parity_if_done
 from infra.steps.plan import Plan
 from infra.steps.prepare import sample_counts
-from infra.steps.publish import draft_name, published_prefix
+from infra.steps.publish import draft_name, published_prefix, publishing_rounds
 from infra.steps.rates import Rates, learn
-from infra.steps.results import Evaluation, Report, Training
+from infra.steps.results import Evaluation, OtherRound, Report, Training
+from infra.store.rounds import RoundStore
 
 
 def build_report(round_: Round, plan: Plan, training: Training, evaluation: Evaluation, ledger: Ledger) -> Report:
     """Everything known about the round at this moment."""
     engine = round_.config.extract.engine
     samples = round_.samples
+    published = f"{round_.settings.store}/{published_prefix(round_)}"
     counts = {
         "samples": len(samples),
         "tokens": sum(len(sample.input_ids) for sample in samples),
@@ -32,7 +40,7 @@ def build_report(round_: Round, plan: Plan, training: Training, evaluation: Eval
         target=round_.target.name,
         target_revision=round_.target.revision,
         draft=draft_name(round_),
-        published=f"{round_.settings.store}/{published_prefix(round_)}/vllm",
+        published=f"{published}/{round_.config.serve_with}",
         taps=round_.config.extract.taps,
         engine=engine,
         engine_version=round_.versions[engine],
@@ -41,6 +49,10 @@ def build_report(round_: Round, plan: Plan, training: Training, evaluation: Eval
         counts=counts,
         training=training,
         evaluation=evaluation,
+        convention=convention_if_done(round_),
+        parity=parity_if_done(round_),
+        layouts=layouts(round_, published),
+        others=other_rounds(round_),
         planned_disk_bytes=plan.disk_bytes,
         used_disk_bytes=ledger.peak_bytes,
         planned_seconds=plan.seconds,
@@ -49,10 +61,27 @@ def build_report(round_: Round, plan: Plan, training: Training, evaluation: Eval
     )
 
 
+def other_rounds(round_: Round) -> tuple[OtherRound, ...]:
+    """Live acceptance of the other rounds that published a draft for this target, as far as their reports read."""
+    reports = (_live_report(rounds) for rounds in publishing_rounds(round_))
+    return tuple(in_brief(report) for report in reports if report is not None)
+
+
+def _live_report(rounds: RoundStore) -> Report | None:
+    pointer = rounds.current("report")
+    if pointer is None:
+        return None
+    path = f"{rounds.step_prefix('report', pointer.key)}/{REPORT}"
+    try:
+        return Report.model_validate_json(rounds.store.get(path)) if rounds.store.exists(path) else None
+    except ValueError:
+        return None
+
+
 def write_report(round_: Round, report: Report) -> str:
     """Store report.md, its figures and, last, report.json; returns report.md's URL."""
     prefix = round_.prefix("report")
-    figures = all_figures(report)
+    figures = _figures(report)
     for name, data in figures.items():
         round_.store.put(f"{prefix}/{name}.png", data)
     text = render(report, {name: f"{name}.png" for name in figures})
@@ -63,7 +92,14 @@ def write_report(round_: Round, report: Report) -> str:
 
 def inline_report(report: Report) -> str:
     """report.md with the figures inside, for the UI."""
-    return render(report, {name: data_uri(data) for name, data in all_figures(report).items()})
+    return render(report, {name: data_uri(data) for name, data in _figures(report).items()})
+
+
+def _figures(report: Report) -> dict[str, bytes]:
+    drawn = all_figures(report)
+    if report.convention is not None and (layers := layers_figure(report.convention)) is not None:
+        drawn["layers"] = layers
+    return drawn if report.parity is None else drawn | {"parity": parity_figure(report.parity)}
 
 
 def write_provenance(round_: Round) -> None:

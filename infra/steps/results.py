@@ -1,6 +1,11 @@
 """What the steps leave behind for later steps and for the report."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
+
+TRAINING = "training.json"
+"""The train step's result; stored last, it makes the draft whole."""
 
 
 class Result(BaseModel):
@@ -92,6 +97,102 @@ class Training(Result):
     files: dict[str, str] = Field(description="sha256 of each file of the draft.")
 
 
+class Convention(Result):
+    """The convention gate's measurement: which layers the extracting engine really captured."""
+
+    engine: str = Field(description="Engine and version.")
+    taps: tuple[int, ...] = Field(description="What each slot of the states was asked to be: taps ascending, L last.")
+    reference: str = Field(default="", description="How the reference computed; empty: there was none.")
+    why: str = Field(default="", description="Why there was no reference.")
+    prompts: int = 0
+    tokens: int = 0
+    medians: tuple[tuple[float, ...], ...] = Field(
+        default=(),
+        description="For each slot its median error over the tokens, relative, against each tap 0 to L of the "
+        "reference; the last slot after the final norm.",
+    )
+    ratios: tuple[float, ...] = Field(
+        default=(), description="For each slot its error at its own tap over that at the nearer neighbour; bound 0.2."
+    )
+    argmax_agreed: int = Field(default=0, description="Positions where the final state leads to the reference's token.")
+    argmax_counted: int = Field(default=0, description="Positions compared, near-ties left out.")
+    own_agreed: int = Field(default=0, description="Prompts whose final state leads to the engine's own next token.")
+    own_counted: int = Field(default=0, description="Prompts compared, near-ties left out.")
+    near_ties: int = Field(default=0, description="Positions left out.")
+    fault: str = Field(default="", description="What is wrong; empty when every slot is the tap it was asked to be.")
+    remedy: str = Field(default="", description="What to do about it.")
+
+    @property
+    def layers(self) -> int:
+        """Number of decoder layers L."""
+        return self.taps[-1]
+
+
+class TapParity(Result):
+    """How far two engines are apart at one tap, over the tokens of all sequences.
+
+    Errors are relative, by token: the norm of the difference over the norm of the first engine's state.
+    """
+
+    tap: int = Field(description="Tap k, or L for the final state, compared after the target's norm.")
+    median: float
+    p99: float = Field(description="99th percentile.")
+    worst: float
+    worst_at: str = Field(description="The token with the worst error: sequence, position, id.")
+    bound: float = Field(description="Most that the median may be.")
+    neighbour: float | None = Field(
+        default=None, description="Median distance to the nearer neighbouring layer in the reference; None: not known."
+    )
+    by_position: tuple[float, ...] = Field(description="Median error in equal stretches of positions.")
+    cause: Literal["offset", "order", "norm", ""] = Field(
+        default="",
+        description="What a state beyond its bound was recognised as: another layer, slot, or side of the norm.",
+    )
+    seen: str = Field(default="", description="The same in words.")
+
+
+class Parity(Result):
+    """The parity gate's comparison of the engine that extracts with the engine that serves."""
+
+    extracting: str = Field(description="Engine and version.")
+    serving: str = Field(description="Engine and version.")
+    layers: int = Field(description="Number of decoder layers L.")
+    sequences: int
+    tokens: int
+    stretch: int = Field(description="Positions in one stretch of `by_position`.")
+    reference: bool = Field(description="Whether the bounds are shares of the distances between the target's layers.")
+    taps: tuple[TapParity, ...] = Field(description="The round's taps ascending, the final state last.")
+    argmax: float = Field(description="Share of positions at which the final states lead to the same token.")
+    argmax_counted: int = Field(description="Positions counted, near-ties left out.")
+    near_ties: int
+    conversations: int = Field(description="Conversations that both engines were asked to tokenise.")
+    tokeniser_fault: str = Field(
+        default="", description="Where an engine and the target's template part; empty: nowhere."
+    )
+
+
+class Layout(Result):
+    """The published draft in one engine's layout, or why it is not there."""
+
+    engine: str
+    published: str = Field(default="", description="Its folder, URL; empty when it is not published.")
+    layer_ids: tuple[int, ...] = Field(default=(), description="The taps as the engine numbers them.")
+    made_for: str = Field(default="", description="Engine version of the ids; empty: any that reads the layout.")
+    holds_for: str = Field(default="", description="Engine versions that are known to number so.")
+    why_not: str = Field(default="", description="One sentence; empty when it is published.")
+
+
+class OtherRound(Result):
+    """Live acceptance of another round of the same target, as its report says."""
+
+    round: str
+    states_from: str = Field(description="Engine and version.")
+    served_by: str = Field(description="Engine and version.")
+    drafts: int
+    heldout: Acceptance | None
+    evaluation: Acceptance | None
+
+
 class StepTime(Result):
     """One step of a run of the round."""
 
@@ -121,6 +222,14 @@ class Report(Result):
     )
     training: Training
     evaluation: Evaluation
+    convention: Convention | None = Field(
+        default=None, description="What the convention gate measured; None: these states were made without it."
+    )
+    parity: Parity | None = Field(
+        default=None, description="The parity gate's comparison, where another engine serves than extracted."
+    )
+    layouts: tuple[Layout, ...] = Field(default=(), description="The published draft, by engine.")
+    others: tuple[OtherRound, ...] = Field(default=(), description="Other rounds of this target, by name.")
     planned_disk_bytes: int
     used_disk_bytes: int
     planned_seconds: float

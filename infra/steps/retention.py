@@ -1,12 +1,27 @@
-"""What may be deleted: only what can be made again, in the policy's order, and why."""
+"""What may be deleted: only what can be made again, in the policy's order, and why; and why the rest stays."""
 
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from infra.config.round import RetentionConfig
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
 from infra.store.samples import samples_fault
+
+RESULTS = {
+    "answers": "what the target said is not said twice",
+    "samples": "hidden states are extracted again from them",
+    "draft": "a trained draft",
+    "eval": "figures of a round",
+    "report": "the report of a round",
+}
+"""Steps that are never offered, and why."""
+
+
+Where = Literal["store", "temporary", "local"]
 
 
 @dataclass(frozen=True)
@@ -14,17 +29,51 @@ class Removal:
     """Something that may go.
 
     Attributes:
-        path: prefix in the store.
+        path: what goes.
         size: bytes that it frees.
         why: why it may go, for people.
+        where: ``store``: all below the prefix ``path``; ``temporary``: the half-written object there; ``local``: a
+            file or folder of this machine.
+        round: the round it belongs to; empty when it is nobody's.
     """
 
     path: str
     size: int
     why: str
+    where: Where = "store"
+    round: str = ""
+
+    def place(self, store: ObjectStore) -> Path | None:
+        """Where it lies on this machine; None in a bucket."""
+        return Path(self.path) if self.where == "local" else store.local_path(self.path.rsplit("/", 1)[0])
 
 
-def removable(store: ObjectStore, current: str, policy: RetentionConfig) -> list[Removal]:
+@dataclass(frozen=True)
+class Kept:
+    """Something that stays.
+
+    Attributes:
+        path: as in :class:`Removal`.
+        size: bytes that it holds.
+        why: why it stays, for people.
+        by_hand: a person may decide to delete it: it can be made again.
+        where: as in :class:`Removal`.
+    """
+
+    path: str
+    size: int
+    why: str
+    by_hand: bool = False
+    where: Where = "store"
+
+
+def temporaries(store: ObjectStore) -> list[Removal]:
+    """What writers left in the store that died while writing."""
+    why = "half written, and its writer died"
+    return [Removal(item.path, item.size, why, where="temporary") for item in store.temporaries()]
+
+
+def removable(store: ObjectStore, current: str, policy: RetentionConfig, busy: Collection[str] = ()) -> list[Removal]:
     """Hidden states that the policy lets go, earlier rounds first.
 
     Hidden states are reproducible while their samples are kept, so those of a round may go once its draft is trained,
@@ -32,31 +81,73 @@ def removable(store: ObjectStore, current: str, policy: RetentionConfig) -> list
 
     Args:
         current: name of the round that asks; its own live states go only by ``policy.states``.
+        busy: rounds that other processes work on: nothing of theirs is offered.
     """
     found: list[Removal] = []
     for name in sorted(store.folders("rounds"), key=lambda item: (item == current, item)):
+        own = name == current
+        if name in busy and not own:
+            continue
         rounds = RoundStore(store, name)
         if policy.stale_generations:
             found += _stale(rounds)
-        own = name == current
         if (own and policy.states == "until_published") or (not own and policy.earlier_rounds):
             found += _finished(rounds)
     return found
 
 
-def removable_everywhere(store: ObjectStore, policies: Mapping[str, RetentionConfig]) -> list[Removal]:
-    """What each round's own policy lets go; rounds without a known policy are left alone."""
-    found: dict[str, Removal] = {}
-    for name, policy in policies.items():
-        own_only = policy.model_copy(update={"earlier_rounds": False})
-        for item in removable(store, name, own_only):
-            found[item.path] = item
-    return list(found.values())
+def removable_everywhere(
+    store: ObjectStore, policies: Mapping[str, RetentionConfig], busy: Collection[str] = ()
+) -> list[Removal]:
+    """What each round's own policy lets go; rounds without a known policy, and busy ones, are left alone."""
+    found: list[Removal] = []
+    for name in store.folders("rounds"):
+        if name in policies and name not in busy:
+            rounds, policy = RoundStore(store, name), policies[name]
+            found += _stale(rounds) if policy.stale_generations else ()
+            found += _finished(rounds) if policy.states == "until_published" else ()
+    return found
 
 
-def remove(store: ObjectStore, removals: list[Removal]) -> int:
-    """Delete what was found; returns bytes freed."""
-    return sum(store.delete_tree(item.path) for item in removals)
+def remove(store: ObjectStore, removals: Iterable[Removal]) -> int:
+    """Delete what was found; returns the bytes freed."""
+    freed = 0
+    for item in removals:
+        if item.where == "store":
+            freed += store.delete_tree(item.path)
+            continue
+        if item.where == "temporary":
+            store.sweep_temporaries()  # all that are left: whoever lives is not among them
+        elif Path(item.path).is_dir():
+            shutil.rmtree(item.path)
+        else:
+            Path(item.path).unlink(missing_ok=True)
+        freed += item.size
+    return freed
+
+
+def kept(
+    store: ObjectStore, policies: Mapping[str, RetentionConfig], gone: Collection[str], busy: Collection[str] = ()
+) -> list[Kept]:
+    """What of the store stays, each with its reason.
+
+    Args:
+        gone: paths of the removals.
+    """
+    found = []
+    for name in store.folders("rounds"):
+        rounds = RoundStore(store, name)
+        for key in rounds.keys("hidden"):
+            prefix = rounds.step_prefix("hidden", key)
+            if prefix not in gone:
+                why = _why_states_stay(rounds, key, policies.get(name), name in busy)
+                found.append(Kept(prefix, _size(store, prefix), f"{name}: {why}", by_hand=name not in busy))
+        for step, why in RESULTS.items():
+            if size := _size(store, f"rounds/{name}/{step}"):
+                found.append(Kept(f"rounds/{name}/{step}", size, f"{name}: {why}"))
+    if size := _size(store, "published"):
+        found.append(Kept("published", size, "published drafts"))
+    return found
 
 
 def _size(store: ObjectStore, prefix: str) -> int:
@@ -74,26 +165,48 @@ def _stale(rounds: RoundStore) -> Iterator[Removal]:
     for key in sorted(set(live.made.get("supersedes", [])) & set(rounds.keys("hidden")) - {live.key}):
         prefix = rounds.step_prefix("hidden", key)
         why = f"{rounds.round_name}: superseded by generation {live.key}"
-        yield Removal(prefix, _size(rounds.store, prefix), why)
+        yield Removal(prefix, _size(rounds.store, prefix), why, round=rounds.round_name)
 
 
 def _finished(rounds: RoundStore) -> Iterator[Removal]:
     """The live states, if a draft was trained on them, evaluated and published, and their samples are whole."""
-    made = {step: rounds.current(step) for step in ("samples", "hidden", "draft", "eval", "published")}
-    samples, hidden, draft = made["samples"], made["hidden"], made["draft"]
-    evaluation, published = made["eval"], made["published"]
-    if samples is None or hidden is None or draft is None or evaluation is None or published is None:
-        return
-    chain = (
-        hidden.made.get("samples") == samples.key,
-        draft.made.get("hidden") == hidden.key,
-        evaluation.made.get("draft") == draft.key,
-        published.made.get("draft") == draft.key,
-    )
-    if not all(chain) or samples_fault(rounds.store, rounds.step_prefix("samples", samples.key)) is not None:
+    hidden = rounds.current("hidden")
+    if hidden is None or _unfinished(rounds) is not None:
         return
     prefix = rounds.step_prefix("hidden", hidden.key)
     size = _size(rounds.store, prefix)
     if size:
         why = f"{rounds.round_name}: draft trained, evaluated and published; samples are kept"
-        yield Removal(prefix, size, why)
+        yield Removal(prefix, size, why, round=rounds.round_name)
+
+
+def _unfinished(rounds: RoundStore) -> str | None:
+    """Why the live states are still needed or could not be made again; None when neither is so."""
+    made = {step: rounds.current(step) for step in ("samples", "hidden", "draft", "eval", "published")}
+    samples, hidden, draft = made["samples"], made["hidden"], made["draft"]
+    evaluation, published = made["eval"], made["published"]
+    if samples is None or hidden is None or hidden.made.get("samples") != samples.key:
+        return "they are of other samples than the live ones"
+    if draft is None or draft.made.get("hidden") != hidden.key:
+        return "no draft is trained on them yet"
+    if evaluation is None or evaluation.made.get("draft") != draft.key:
+        return "their draft is not evaluated yet"
+    if published is None or published.made.get("draft") != draft.key:
+        return "their draft is not published yet"
+    fault = samples_fault(rounds.store, rounds.step_prefix("samples", samples.key))
+    return None if fault is None else f"they could not be made again: {fault}"
+
+
+def _why_states_stay(rounds: RoundStore, key: str, policy: RetentionConfig | None, busy: bool) -> str:
+    live = rounds.current("hidden")
+    if busy:
+        return "the round is being worked on"
+    if policy is None:
+        return "no round file names this round, so its policy is not known"
+    if live is None or (key != live.key and key not in live.made.get("supersedes", [])):
+        return "an extraction that is not finished; the next run goes on with it"
+    if key != live.key:
+        return "superseded, and retention.stale_generations is false"
+    if (reason := _unfinished(rounds)) is not None:
+        return reason
+    return "retention.states is keep"

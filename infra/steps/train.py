@@ -9,10 +9,13 @@ from infra.drafter.checkpoint import publishable
 from infra.drafter.progress import StepMetrics, TrainProgress, Validation
 from infra.drafter.trainer import TrainJob, TrainResult, train
 from infra.steps.context import Round
-from infra.steps.ledger import TRAINING, point, training_if_done, write_result
+from infra.steps.extract import extracted_samples
+from infra.steps.ledger import point, training_if_done, write_result
 from infra.steps.progress import OnProgress, Progress, duration
-from infra.steps.results import Training, TrainPoint
+from infra.steps.results import TRAINING, Training, TrainPoint
 
+DATASET_TOKEN_BYTES = 24
+"""A token in the trainer's dataset: id and mask in int64, and what lies beside them."""
 HISTORY_POINTS = 400
 """Most points of the loss curve that are kept."""
 
@@ -22,14 +25,15 @@ def train_draft(round_: Round, on_progress: OnProgress) -> Training:
 
     Raises:
         TrainingError: the trainer failed.
-        GateError: the training gate stops.
+        GateError: the training gate stops, or there was no room for longer than the disk budget waits.
     """
     done = training_if_done(round_)
     if done is not None:
         point(round_, "draft")
         return done
-    result = train(_job(round_), round_.samples, run_dir=round_.settings.run_dir, on_metrics=_reporter(on_progress))
-    folder = publishable(result.checkpoint, round_.scratch / "draft" / round_.keys.draft, target_name(round_))
+    result = _trained(round_, on_progress)
+    out = round_.scratch / "draft" / round_.keys.draft
+    folder = round_.disk.through(lambda: publishable(result.checkpoint, out, target_name(round_)))
     files = {}
     for path in sorted(folder.iterdir()):
         round_.store.put(f"{round_.prefix('draft')}/{path.name}", path)
@@ -38,6 +42,23 @@ def train_draft(round_: Round, on_progress: OnProgress) -> Training:
     training = _summary(round_, result, files)
     write_result(round_, "draft", TRAINING, training)
     return training
+
+
+def _trained(round_: Round, on_progress: OnProgress) -> TrainResult:
+    """Train to the end; a training that found the disk full goes on from its last checkpoint when there is room."""
+    disk, samples = round_.disk, extracted_samples(round_)
+
+    def attempt() -> TrainResult:
+        disk.before("training", scratch=DATASET_TOKEN_BYTES * sum(len(sample.input_ids) for sample in samples))
+        return train(
+            _job(round_),
+            samples,
+            run_dir=round_.settings.run_dir,
+            on_metrics=_reporter(on_progress),
+            on_short=lambda needs: disk.before("a checkpoint", scratch=needs),
+        )
+
+    return disk.through(attempt)
 
 
 def target_name(round_: Round) -> str:
@@ -61,6 +82,8 @@ def _job(round_: Round) -> TrainJob:
         states_prefix=round_.prefix("hidden"),
         draft_vocab_size=round_.config.prepare.draft_vocab_size,
         workdir=workdir(round_),
+        free_bytes=round_.config.budget.free_bytes,
+        visible=round_.devices if training_device(round_) == "cuda" else (),
     )
 
 

@@ -6,11 +6,12 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from infra.errors import StoreError
+from infra.errors import DiskFull, StoreError
+from infra.machine.disk import is_full
 from infra.store.base import TEMPORARY_PREFIX, ObjectInfo, ObjectMissing
 
 YOUNG_SECONDS = 60.0
@@ -38,7 +39,8 @@ class FolderBackend:
                 os.fsync(stream.fileno())
                 placed = _place(temporary, target, if_absent)
         except OSError as error:
-            raise StoreError(f"could not write {path} below {self.root}: {error.strerror or error}") from error
+            kind = DiskFull if is_full(error) else StoreError
+            raise kind(f"could not write {path} below {self.root}: {error.strerror or error}") from error
         finally:
             with suppress(OSError):
                 temporary.unlink()
@@ -96,15 +98,28 @@ class FolderBackend:
             folder = folder.parent
         return shutil.disk_usage(folder).free
 
-    def sweep_temporaries(self, older_than_seconds: float | None) -> int:
+    def temporaries(self, older_than_seconds: float | None) -> Iterator[ObjectInfo]:
         """Files younger than the bound (a minute) are left: their writer may be about to lock them."""
         bound = time.time() - (YOUNG_SECONDS if older_than_seconds is None else older_than_seconds)
+        for file in self._temporaries():
+            with suppress(FileNotFoundError, BlockingIOError), _abandoned(file, bound) as status:
+                if status is not None:
+                    yield ObjectInfo(file.relative_to(self.root).as_posix(), status.st_size, status.st_mtime)
+
+    def sweep_temporaries(self, older_than_seconds: float | None) -> int:
+        """Removes what :meth:`temporaries` names."""
+        bound = time.time() - (YOUNG_SECONDS if older_than_seconds is None else older_than_seconds)
         swept = 0
-        for folder, _, names in os.walk(self.root):
-            for name in names:
-                if name.startswith(TEMPORARY_PREFIX):
-                    swept += _sweep(Path(folder, name), bound)
+        for file in self._temporaries():
+            with suppress(FileNotFoundError, BlockingIOError), _abandoned(file, bound) as status:
+                if status is not None:
+                    file.unlink()
+                    swept += 1
         return swept
+
+    def _temporaries(self) -> Iterator[Path]:
+        for folder, _, names in os.walk(self.root):
+            yield from (Path(folder, name) for name in names if name.startswith(TEMPORARY_PREFIX))
 
     def _open(self, path: str) -> BinaryIO:
         try:
@@ -146,13 +161,13 @@ def _sync_folders(folder: Path, root: Path) -> None:
         folder = folder.parent
 
 
-def _sweep(file: Path, bound: float) -> bool:
-    try:
-        with file.open("rb") as stream:
-            if os.fstat(stream.fileno()).st_mtime > bound:
-                return False
+@contextmanager
+def _abandoned(file: Path, bound: float) -> Iterator[os.stat_result | None]:
+    """Hold a dead writer's file alone; None when it is too young, BlockingIOError when its writer lives."""
+    with file.open("rb") as stream:
+        status = os.fstat(stream.fileno())
+        if status.st_mtime <= bound:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            file.unlink()
-            return True
-    except (FileNotFoundError, BlockingIOError):
-        return False
+            yield status
+        else:
+            yield None

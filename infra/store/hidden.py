@@ -100,6 +100,7 @@ class ShardWriter:
         self._store, self._prefix, self._plan, self._meta = store, prefix, plan, meta
         self._bound = object_bytes
         self._places: list[RowPlace] = []
+        self._quarantined: list[int] = []
         self._seals: dict[str, ObjectSeal] = {}
         self._next = plan.first_row
         self._builder = self._new_builder()
@@ -117,8 +118,7 @@ class ShardWriter:
         """
         ids = torch.as_tensor(token_ids, dtype=torch.int64)
         expected = (len(ids), len(self._meta.taps) + 1, self._meta.hidden_size)
-        if row != self._next or row >= self._plan.end_row:
-            raise StoreError(f"row {row} came to shard {self._plan.number}", expected=f"row {self._next}")
+        self._check_turn(row)
         if tuple(hidden_states.shape) != expected or hidden_states.dtype != DTYPES[self._meta.dtype] or not len(ids):
             raise StoreError(
                 f"row {row} has states {tuple(hidden_states.shape)} {hidden_states.dtype}",
@@ -129,6 +129,20 @@ class ShardWriter:
             self._put_object()
         self._builder.add(row, ids, hidden_states)
         self._next += 1
+
+    def quarantine(self, row: int) -> None:
+        """Leave out the shard's next row: the manifest says so, and no reader finds it.
+
+        Raises:
+            StoreError: it is not the next row.
+        """
+        self._check_turn(row)
+        self._quarantined.append(row)
+        self._next += 1
+
+    def _check_turn(self, row: int) -> None:
+        if row != self._next or row >= self._plan.end_row:
+            raise StoreError(f"row {row} came to shard {self._plan.number}", expected=f"row {self._next}")
 
     def commit(self) -> bool:
         """Put the manifest, if absent: from here on the shard is done.
@@ -154,6 +168,7 @@ class ShardWriter:
             meta=self._meta,
             objects=self._seals,
             rows=tuple(self._places),
+            quarantined=tuple(self._quarantined),
         )
         folder = shard_prefix(self._prefix, self._plan)
         won = self._store.put(f"{folder}/{MANIFEST}", manifest.to_bytes(), if_absent=True)
@@ -256,8 +271,9 @@ def _head_faults(plan: ShardPlan, meta: StatesMeta, manifest: Manifest, key: str
 
 
 def _row_faults(plan: ShardPlan, tokens_by_row: Mapping[int, Sequence[int]], manifest: Manifest) -> Iterator[str]:
-    if [place.row for place in manifest.rows] != list(plan.rows):
-        yield f"its manifest holds {len(manifest.rows)} rows, not rows {plan.first_row} to {plan.end_row - 1} each once"
+    told = [*(place.row for place in manifest.rows), *manifest.quarantined]
+    if sorted(told) != list(plan.rows):
+        yield f"its manifest tells of {len(told)} rows, not of rows {plan.first_row} to {plan.end_row - 1} each once"
         return
     for place in manifest.rows:
         ids = tokens_by_row.get(place.row)

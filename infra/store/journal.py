@@ -1,14 +1,17 @@
 """A journal on local disk: one JSON line an entry, one writer, safe to kill at any byte."""
 
+import errno
 import fcntl
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from infra.errors import StoreError
+from infra.errors import DiskFull, StoreError
+from infra.machine.disk import is_full
 
 SYNC_ENTRIES = 64
 SYNC_SECONDS = 2.0
@@ -58,20 +61,22 @@ class Journal:
         """Add one entry.
 
         Raises:
-            StoreError: it could not be written whole (disk full ...); the journal is as before.
+            DiskFull: there is no room for it; the journal is as before.
+            StoreError: it could not be written whole for another reason; the journal is as before.
         """
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         end = os.fstat(self._file).st_size
         try:
             written = os.write(self._file, line)
             if written < len(line):
-                os.ftruncate(self._file, end)
-                raise OSError(f"only {written} of {len(line)} bytes were taken; the disk is probably full")
+                raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes were taken; the disk is full")
             self._unsynced += 1
             if self._unsynced >= SYNC_ENTRIES or time.monotonic() - self._synced_at >= SYNC_SECONDS:
                 os.fsync(self._file)
                 self._unsynced, self._synced_at = 0, time.monotonic()
         except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._file, end)  # an entry that could not be synced is not there either
             raise self._trouble("written", error) from error
 
     def clear(self) -> None:
@@ -107,16 +112,25 @@ class Journal:
             raise self._trouble("read", error) from error
         kept = [(line, entry) for line in lines if (entry := _parse(line)) is not None]
         if len(kept) < len(lines):
-            fresh = self.path.with_name(self.path.name + ".fresh")
+            self._replace([line for line, _ in kept])
+        return [entry for _, entry in kept], len(lines) - len(kept)
+
+    def _replace(self, lines: list[bytes]) -> None:
+        fresh = self.path.with_name(self.path.name + ".fresh")
+        try:
             with fresh.open("wb") as stream:
-                stream.writelines(line for line, _ in kept)
+                stream.writelines(lines)
                 stream.flush()
                 os.fsync(stream.fileno())
             os.replace(fresh, self.path)
-        return [entry for _, entry in kept], len(lines) - len(kept)
+        except OSError as error:
+            raise self._trouble("mended", error) from error
+        finally:
+            fresh.unlink(missing_ok=True)
 
     def _trouble(self, what: str, error: OSError) -> StoreError:
-        return StoreError(f"the journal {self.path} could not be {what}: {error.strerror or error}")
+        kind = DiskFull if is_full(error) else StoreError
+        return kind(f"the journal {self.path} could not be {what}: {error.strerror or error}")
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -80,6 +80,7 @@ class Manifest:
     Attributes:
         key: key of the step that made it.
         created: when, ISO 8601, UTC.
+        quarantined: rows of the shard that have no states, because the engine dies on them; not among ``rows``.
     """
 
     shard: int
@@ -90,6 +91,7 @@ class Manifest:
     meta: StatesMeta
     objects: Mapping[str, ObjectSeal]
     rows: tuple[RowPlace, ...]
+    quarantined: tuple[int, ...] = ()
 
     def to_bytes(self) -> bytes:
         """The manifest as Parquet: a line a row, everything else in the file's metadata."""
@@ -117,6 +119,7 @@ class Manifest:
                 meta=StatesMeta(**{**meta, "taps": tuple(meta["taps"])}),
                 objects={name: ObjectSeal(**seal) for name, seal in head["objects"].items()},
                 rows=tuple(RowPlace(**place) for place in table.to_pylist()),
+                quarantined=tuple(head.get("quarantined", ())),
             )
         except (pa.ArrowException, KeyError, TypeError, ValueError, OSError) as error:
             raise StoreError(

@@ -2,11 +2,11 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from infra.errors import StoreError
+from infra.errors import DiskFull, StoreError
 from infra.store.base import TEMPORARY_PREFIX, Backend, ObjectInfo, ObjectMissing
 from infra.store.filesystem import FolderBackend
 
@@ -16,6 +16,7 @@ __all__ = ["ObjectInfo", "ObjectMissing", "ObjectStore", "store_environment"]
 MARKERS = frozenset({"current.json", "manifest.parquet", "manifest.json", "done.json"})
 READ_BYTES = 32 << 20
 Names = list[str]  # inside the class, `list` is the method
+Infos = list[ObjectInfo]
 
 
 class ObjectStore:
@@ -28,6 +29,9 @@ class ObjectStore:
         storage_options: further arguments for s3fs, such as ``key`` and ``secret``; else the environment's
             ``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` ... are used.
 
+    Attributes:
+        on_full: called when a write finds no room; the write is tried again when it returns. None: such a write fails.
+
     Raises:
         StoreError: the URL is of no kind that this store can write to atomically.
     """
@@ -36,6 +40,7 @@ class ObjectStore:
         self.url = url.rstrip("/")
         self._options = dict(storage_options or {})
         self._backend: Backend | None = None
+        self.on_full: Callable[[DiskFull], None] | None = None
         if "://" in self.url and not self.url.startswith(("file://", "s3://")):
             raise StoreError(
                 f"the store {self.url} is of a kind that is not supported",
@@ -47,7 +52,7 @@ class ObjectStore:
         return f"ObjectStore({self.url!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_backend": None}
+        return {**self.__dict__, "_backend": None, "on_full": None}
 
     def put(self, path: str, data: bytes | bytearray | Path, *, if_absent: bool = False) -> bool:
         """Write one object: afterwards it is there whole, or the store is as before.
@@ -61,9 +66,16 @@ class ObjectStore:
             False when ``if_absent`` and the object was there already.
 
         Raises:
-            StoreError: it could not be written (disk full, no access ...); nothing is left behind.
+            DiskFull: there is no room for it, and ``on_full`` does not make any; nothing is left behind.
+            StoreError: it could not be written for another reason; nothing is left behind.
         """
-        return self._open.put(_checked(path), data, if_absent)
+        while True:
+            try:
+                return self._open.put(_checked(path), data, if_absent)
+            except DiskFull as error:
+                if self.on_full is None:
+                    raise
+                self.on_full(error)
 
     def get(self, path: str) -> bytes:
         """The whole object.
@@ -144,6 +156,10 @@ class ObjectStore:
     def free_bytes(self) -> int | None:
         """Room left, bytes; None where a store has no bound."""
         return self._open.free_bytes()
+
+    def temporaries(self, older_than_seconds: float | None = None) -> Infos:
+        """What :meth:`sweep_temporaries` would remove now."""
+        return sorted(self._open.temporaries(older_than_seconds), key=lambda info: info.path)
 
     def sweep_temporaries(self, older_than_seconds: float | None = None) -> int:
         """Remove what writers left that died while writing; a living writer's is never touched.

@@ -21,6 +21,23 @@ Value = TypeVar("Value")
 TORCH = {SAFETENSORS_NAMES[name]: dtype for name, dtype in DTYPES.items()}
 
 
+def read_manifests(store: ObjectStore, prefix: str) -> list[tuple[str, Manifest]]:
+    """(folder, manifest) of every committed shard below ``prefix``.
+
+    Raises:
+        StoreError: a manifest is damaged.
+    """
+    paths = [info.path for info in store.list(prefix) if info.path.endswith(f"/{MANIFEST}")]
+    with ThreadPoolExecutor(MANIFESTS_AT_ONCE) as pool:
+        manifests = pool.map(lambda path: Manifest.from_bytes(store.get(path), path), paths)
+        return [(path.rsplit("/", 1)[0], manifest) for path, manifest in zip(paths, manifests, strict=True)]
+
+
+def quarantined_rows(store: ObjectStore, prefix: str) -> list[int]:
+    """Rows that the committed shards below ``prefix`` leave out, ascending; raises as :func:`read_manifests`."""
+    return sorted(row for _, manifest in read_manifests(store, prefix) for row in manifest.quarantined)
+
+
 class StatesReader:
     """Rows of all committed shards of one extraction.
 
@@ -133,12 +150,8 @@ class StatesReader:
             return self._index
 
     def _load(self) -> dict[int, tuple[str, RowPlace]]:
-        paths = [info.path for info in self._store.list(self._prefix) if info.path.endswith(f"/{MANIFEST}")]
-        with ThreadPoolExecutor(MANIFESTS_AT_ONCE) as pool:
-            manifests = list(pool.map(lambda path: Manifest.from_bytes(self._store.get(path), path), paths))
         index: dict[int, tuple[str, RowPlace]] = {}
-        for path, manifest in zip(paths, manifests, strict=True):
-            folder = path.rsplit("/", 1)[0]
+        for folder, manifest in read_manifests(self._store, self._prefix):
             for place in manifest.rows:
                 if place.row in index:
                     raise StoreError(f"row {place.row} is in two shards below {self._prefix}", fix=f"delete {folder}")

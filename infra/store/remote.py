@@ -93,20 +93,29 @@ class BucketBackend:
 
     def sweep_temporaries(self, older_than_seconds: float | None) -> int:
         """Abort multipart uploads begun before the bound (a day); nothing tells whether their writer still lives."""
+        swept = 0
+        for upload in self._unfinished(older_than_seconds):
+            self._abort(self._root.partition("/")[0], upload["Key"], upload["UploadId"])
+            swept += 1
+        return swept
+
+    def temporaries(self, older_than_seconds: float | None) -> Iterator[ObjectInfo]:
+        """Unfinished uploads; a bucket does not tell their sizes in its listing, so they count as 0 bytes."""
+        for upload in self._unfinished(older_than_seconds):
+            inside = upload["Key"].removeprefix(self._root.partition("/")[2]).lstrip("/")
+            yield ObjectInfo(inside, 0, upload["Initiated"].timestamp())
+
+    def _unfinished(self, older_than_seconds: float | None) -> Iterator[dict[str, Any]]:
         bound = time.time() - (ABANDONED_SECONDS if older_than_seconds is None else older_than_seconds)
         bucket, _, prefix = self._root.partition("/")
         where: dict[str, Any] = {"Bucket": bucket, "Prefix": f"{prefix}/" if prefix else ""}
-        swept = 0
         while True:
             page = self._call(
                 "could not list unfinished uploads", partial(self._fs.call_s3, "list_multipart_uploads", **where)
             )
-            for upload in page.get("Uploads", []):
-                if upload["Initiated"].timestamp() <= bound:
-                    self._abort(bucket, upload["Key"], upload["UploadId"])
-                    swept += 1
+            yield from (upload for upload in page.get("Uploads", []) if upload["Initiated"].timestamp() <= bound)
             if not page.get("IsTruncated"):
-                return swept
+                return
             where |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     def _upload(self, path: str, data: bytes | bytearray | Path, mode: str) -> None:

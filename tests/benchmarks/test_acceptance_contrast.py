@@ -18,7 +18,8 @@ from infra.drafter.checkpoint import perturbed
 from infra.engines.bench import run, summary
 from infra.errors import StoreError
 from infra.steps.context import Round
-from infra.steps.evaluate import draft_folder, prompt_sets
+from infra.steps.evaluate import prompt_sets
+from infra.steps.layouts import draft_folder, served_draft
 from infra.steps.ledger import training_if_done
 from infra.steps.serving import Serving
 from infra.store.objects import ObjectStore
@@ -52,7 +53,7 @@ def test_faults_in_the_taps_show_in_acceptance(tmp_path: Path) -> None:
     lengths: dict[tuple[str, str], float] = {}
     table = Table("draft", *(item.name for item in sets), title="acceptance length, 3 drafts")
     for name, folder in drafts.items():
-        with Serving(round_, "bench", draft=folder) as serving:
+        with Serving(round_, "bench", draft=served_draft(round_, folder)) as serving:
             client = serving.ready(600)
             for item in sets:
                 concurrency = max(item.concurrencies)

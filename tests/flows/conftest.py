@@ -22,7 +22,7 @@ def _standin() -> Iterator[None]:
     """The stand-in for vLLM, and retries without their pauses."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vllm, "ENGINE", StandInEngine())
-        for task in (tasks.generate, tasks.extract, tasks.evaluate):
+        for task in (tasks.generate, tasks.convention, tasks.extract, tasks.evaluate):
             patch.setattr(task, "retry_delay_seconds", 0)
         yield
 

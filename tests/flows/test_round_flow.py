@@ -46,20 +46,39 @@ def test_a_round_goes_from_prompts_to_a_published_draft(finished: Machine, use: 
     report = report_if_done(round_)
     assert report is not None
     assert [item.step for item in report.steps] == [
-        "plan", "preflight", "generate", "prepare", "extract", "verify", "cleanup", "train", "evaluate", "publish",
-        "cleanup after",
+        "plan", "preflight", "generate", "prepare", "convention", "extract", "verify", "cleanup", "train", "evaluate",
+        "publish", "cleanup after",
     ]  # fmt: skip
     assert not any(item.reused for item in report.steps)
     assert report.versions["vllm"] == VERSION
     assert report.counts["samples"] == SAMPLES
+    assert report.convention is not None
+    assert report.convention.why == "gates.convention.reference is `none`"
     assert report.training.steps == 8
     assert {item.prompts for item in report.evaluation.measured} == {"heldout", "evaluation"}
     folder = round_.store.local_path(report.published.removeprefix(f"{round_.settings.store}/"))
     assert folder is not None
     assert {"config.json", "model.safetensors", "README.md"} <= {path.name for path in folder.iterdir()}
-    assert {"plan", "generate", "extract", "train", "training", "validation", "draft", "acceptance", "report"} <= (
-        asyncio.run(artifact_keys())
-    )
+    assert [(item.engine, item.layer_ids, item.why_not) for item in report.layouts] == [
+        ("vllm", (1, 2, 3), ""),
+        ("sglang", (0, 1, 2), ""),
+    ]
+    beside = folder.parent / "sglang"
+    assert {path.name for path in beside.iterdir()} == {"config.json", "eagle3.json", "model.safetensors", "README.md"}
+    assert "not published" not in (folder / "README.md").read_text()
+    assert report.others == ()
+    assert {
+        "plan",
+        "generate",
+        "convention",
+        "extract",
+        "train",
+        "training",
+        "validation",
+        "draft",
+        "acceptance",
+        "report",
+    } <= (asyncio.run(artifact_keys()))
 
     assert finished.launches() == {"plain": 2, "extract": 1, "bench": 1}
     assert set(finished.requests("extract").values()) == {1}
@@ -97,6 +116,32 @@ def test_other_training_keeps_answers_and_states(again: Machine) -> None:
     assert report is not None
     assert {item.step for item in report.steps if not item.reused} >= {"train", "evaluate", "publish"}
     assert "extract" not in {item.step for item in report.steps if not item.reused}
+
+
+def test_a_layout_that_cannot_be_is_said_and_the_other_is_published(again: Machine) -> None:
+    eagle3(again.config(), {"train.extra_args": ["--embed-requires-grad"]})
+
+    report = report_if_done(again.round(train__extra_args=["--embed-requires-grad"]))
+    assert report is not None
+    plain, other = report.layouts
+    assert plain.published == report.published
+    assert other.published == ""
+    assert "embed_requires_grad" in other.why_not
+    folder = Path(report.published.removeprefix("file://"))
+    assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == ["vllm"]
+    assert "SGLang's layout is not published: SGLang" in (folder / "README.md").read_text()
+
+
+def test_another_round_of_the_target_stands_beside_it(again: Machine) -> None:
+    eagle3(again.config(name="second"))
+
+    report = report_if_done(again.round(name="second"))
+    first = report_if_done(again.round())
+    assert report is not None
+    assert first is not None
+    [other] = report.others
+    assert other.round == "small"
+    assert other.heldout == next(item.acceptance for item in first.evaluation.measured if item.prompts == "heldout")
 
 
 def test_the_plan_gate_stops_before_anything_starts(again: Machine) -> None:
@@ -165,6 +210,19 @@ def test_the_serving_gate_stops_when_serving_does_not_do_what_was_predicted(
     assert again.launches() == {"plain": 1, "bench": 1}, "a gate's stop is not retried, and the draft is not redone"
     assert done_steps(stopped) == {"answers", "samples", "hidden", "draft"}
     assert recorded(stopped.settings.run_dir) == []
+
+
+def test_the_convention_gate_stops_an_engine_whose_states_are_not_the_targets(again: Machine) -> None:
+    old = again.round().keys.hidden
+    change = {"gates.convention.reference": "auto", "gates.convention.samples": 3, "extract.taps": [1, 3]}
+    with pytest.raises(GateError, match="convention gate: what came as tap 1 is no layer of the reference: the near"):
+        eagle3(again.config(), change)
+
+    assert again.launches() == {"extract": 1}, "a gate's stop is not retried"
+    assert len(again.requests("extract")) == 3
+    assert again.round().rounds.keys("hidden") == [old]
+    assert "layers" in asyncio.run(artifact_keys())
+    assert recorded(again.round().settings.run_dir) == []
 
 
 def round_yaml(machine: Machine) -> str:

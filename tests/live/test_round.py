@@ -88,8 +88,19 @@ def test_the_round_trains_a_draft_and_measures_it_in_serving(first: dict[str, An
 def test_every_step_did_its_work_and_left_no_process(first: dict[str, Any], machine: Machine) -> None:
     steps = {item["step"]: item for item in first["steps"]}
     assert list(steps) == [
-        *("plan", "preflight", "generate", "prepare", "extract", "verify", "cleanup", "train", "evaluate", "publish"),
-        "cleanup after",
+        *(
+            "plan",
+            "preflight",
+            "generate",
+            "prepare",
+            "convention",
+            "extract",
+            "verify",
+            "cleanup",
+            "train",
+            "evaluate",
+        ),
+        *("publish", "cleanup after"),
     ]
     assert not any(item["reused"] for item in steps.values())
     assert machine.processes() == []

@@ -9,6 +9,7 @@ import httpx
 
 from infra.config.round import RungConfig
 from infra.config.settings import Settings
+from infra.engines.dialect_vllm import VllmDialect
 from infra.engines.launch import Launch, LaunchRequest
 
 SERVER = Path(__file__).with_name("server.py")
@@ -19,6 +20,7 @@ class StandInEngine:
     """Launches ``server.py``; its version is ``STANDIN_VERSION``, so that a test can change it."""
 
     name = "standin"
+    dialect = VllmDialect()
 
     def version(self, device: str, settings: Settings) -> str:
         """A version that no engine has."""

@@ -7,7 +7,11 @@ Faults and the journal come by the environment:
 ========================  ============================================================================================
 STANDIN_JOURNAL           file that gets a JSON line for the launch and one for each completion
 STANDIN_DIE_AFTER         die by SIGKILL when so many completions were asked for, if STANDIN_DIED can be made
-STANDIN_DIED              the file that the dying server makes, so that only one dies
+STANDIN_DIED              the file that the dying (or frozen) server makes, so that only one dies
+STANDIN_FREEZE_AFTER      be stopped by SIGSTOP when so many completions were asked for, as with STANDIN_DIE_AFTER
+STANDIN_KILLED_BY         die by SIGKILL whenever a prompt with one of these digests comes
+STANDIN_HANGS_ON          never answer a prompt with one of these digests; everything else goes on
+STANDIN_LEAK              MB that each completion leaks; above 64 MB it dies by SIGKILL, as the kernel would do it
 STANDIN_DELAY             seconds before each completion
 STANDIN_WITHOUT_FILE      answer 200 and write no states
 STANDIN_OTHER_TOKENS      states of other tokens than the ones sent
@@ -32,12 +36,14 @@ import numpy as np
 from brain import Brain, digest
 from safetensors.numpy import save_file
 
+LEAK_LIMIT = 64 << 20
+
 
 class Counters:
     """The counters of speculative decoding, as vLLM shows them on /metrics."""
 
     def __init__(self, drafts: int) -> None:
-        self.lock, self.steps, self.accepted = threading.Lock(), 0, [0] * drafts
+        self.lock, self.steps, self.accepted, self.tokens = threading.Lock(), 0, [0] * drafts, 0
 
     def book(self, accepted: int) -> None:
         with self.lock:
@@ -46,6 +52,11 @@ class Counters:
                 self.accepted[position] += 1
 
     def page(self) -> str:
+        """The Prometheus page: tokens, and speculation where there is any."""
+        tokens = f'vllm:prompt_tokens_total{{engine="0"}} {float(self.tokens)}\n'
+        return tokens + self._speculation()
+
+    def _speculation(self) -> str:
         name, label = "vllm:spec_decode_num_", 'engine="0",model_name="standin"'
         if not self.accepted:
             return ""
@@ -69,7 +80,7 @@ class StandIn:
         self.staging = Path(arguments.staging) if arguments.staging else None
         taps = [int(tap) for tap in arguments.taps.split(",") if tap]
         self.brain, self.counters = Brain(self.target, taps), Counters(arguments.drafts)
-        self._lock, self._asked = threading.Lock(), 0
+        self._lock, self._asked, self._leaked = threading.Lock(), 0, bytearray()
         profile = "extract" if self.staging else "bench" if arguments.drafts else "plain"
         self.journal({"launch": profile, "version": self.version})
 
@@ -81,13 +92,23 @@ class StandIn:
     def arrive(self, tokens: Sequence[int]) -> None:
         """Note one completion; here the server slows down or dies when it is told to."""
         kind = "extract" if self.staging else "complete"
-        self.journal({"request": kind, "prompt": f"{digest(tokens):016x}"})
+        prompt = f"{digest(tokens):016x}"
+        self.journal({"request": kind, "prompt": prompt})
+        if prompt in os.environ.get("STANDIN_HANGS_ON", "").split():
+            threading.Event().wait()
+        if prompt in os.environ.get("STANDIN_KILLED_BY", "").split():
+            os.kill(os.getpid(), signal.SIGKILL)
         with self._lock:
             self._asked += 1
             asked = self._asked
-        limit = os.environ.get("STANDIN_DIE_AFTER")
-        if limit is not None and asked > int(limit) and _first(os.environ["STANDIN_DIED"]):
+            self.counters.tokens += len(tokens)
+            self._leaked += b"\1" * (int(os.environ.get("STANDIN_LEAK", "0")) << 20)
+        if len(self._leaked) > LEAK_LIMIT:
             os.kill(os.getpid(), signal.SIGKILL)
+        for fault, number in (("DIE", signal.SIGKILL), ("FREEZE", signal.SIGSTOP)):
+            limit = os.environ.get(f"STANDIN_{fault}_AFTER")
+            if limit is not None and asked > int(limit) and _first(os.environ["STANDIN_DIED"]):
+                os.kill(os.getpid(), number)
         time.sleep(float(os.environ.get("STANDIN_DELAY", "0")))
 
     def tokenize(self, messages: list[dict[str, str]]) -> list[int]:
@@ -112,13 +133,22 @@ class StandIn:
         return str(path), token, self._write(path, lock, tokens)
 
     def _write(self, path: Path, lock: int, tokens: list[int]) -> Iterator[None]:
+        try:
+            self._save(path, tokens)
+        except BaseException:
+            if os.path.exists(f"{path}.partial"):
+                os.unlink(f"{path}.partial")
+            raise
+        finally:
+            os.close(lock)
+        yield
+
+    def _save(self, path: Path, tokens: list[int]) -> None:
         if "STANDIN_WITHOUT_FILE" not in os.environ:
             named = [token + 1 for token in tokens] if "STANDIN_OTHER_TOKENS" in os.environ else tokens
             tensors = {"hidden_states": self.brain.states(tokens), "token_ids": np.array(named, dtype=np.int64)}
             save_file(tensors, f"{path}.partial")
             os.replace(f"{path}.partial", path)
-        os.close(lock)
-        yield
 
     def pieces(self, prompt: list[int], answer: list[int]) -> Iterator[list[int]]:
         """The answer as steps of the target bring it: the first token alone, then accepted drafts and one more."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from sample_report import build
 from typer.testing import CliRunner
+from unit.test_retention import finish
 
 from deployments import profile
 from deployments.cli import acceptance, doctor
@@ -23,6 +24,7 @@ from deployments.processes import Process, start_detached
 from infra.config.settings import Settings
 from infra.errors import ConfigError
 from infra.machine.gpu import Gpu, GpuReport
+from infra.store.objects import ObjectStore
 
 CODE = Path(__file__).resolve().parents[2]
 
@@ -62,7 +64,7 @@ def test_help_does_not_import_prefect() -> None:
 
 def test_every_command_explains_itself() -> None:
     runner = CliRunner()
-    for command in ("up", "down", "status", "doctor", "round", "run", "deploy", "plan", "target", "engines"):
+    for command in ("up", "down", "status", "doctor", "round", "run", "deploy", "plan", "front", "target", "engines"):
         result = runner.invoke(app, [command, "--help"])
         assert result.exit_code == 0, command
         assert len(result.output.splitlines()) > 4
@@ -122,6 +124,31 @@ def test_an_unknown_error_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_down_with_nothing_running(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("down", "--json", monkeypatch=monkeypatch) == 0
     assert json.loads(capsys.readouterr().out) == {"stopped": False}
+
+
+def test_clean_lists_and_then_deletes(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = ObjectStore(settings.store)
+    finish(store, "smoke")
+
+    assert run("clean", "--dry-run", "--json", monkeypatch=monkeypatch) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert [(item["path"], item["size"]) for item in facts["go"]] == [("rounds/smoke/hidden/h1", 1000)]
+    assert {"rounds/smoke/samples"} <= {item["path"] for item in facts["stay"]}
+    assert facts["bytes"] == 1000
+    assert store.exists("rounds/smoke/hidden/h1/00000/states")
+
+    assert run("clean", "--dry-run", monkeypatch=monkeypatch) == 0
+    shown = capsys.readouterr().out
+    assert "would go: 1000 B" in shown
+    assert "hidden states are extracted again from them" in shown
+
+    assert run("clean", "--json", monkeypatch=monkeypatch) == 0
+    assert json.loads(capsys.readouterr().out)["go"] == facts["go"]
+    assert not store.exists("rounds/smoke/hidden/h1/00000/states")
+    assert run("clean", monkeypatch=monkeypatch) == 0
+    assert "deleted: 0 B" in capsys.readouterr().out
 
 
 def test_children_get_our_settings_and_no_foreign_prefect(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

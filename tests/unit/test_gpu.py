@@ -36,8 +36,12 @@ class Driver:
         }
         for name, answer in answers.items():
             monkeypatch.setattr(pynvml, name, self.guarded(name, answer))
+        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", self.missing)  # all that is not named above
         monkeypatch.setattr(pynvml, "nvmlInit", lambda: self.count(1))
         monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: self.count(-1))
+
+    def missing(self, name: str) -> Any:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
     def count(self, step: int) -> None:
         self.open += step
@@ -104,6 +108,8 @@ def test_a_lost_gpu_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) ->
     assert lost.name is None
     assert lost.processes == ()
     assert "lost" in lost.faults[0].lower()
+    assert lost.lost
+    assert not report.gpus[0].lost
     assert report.gpus[2].faults == ()
 
 

@@ -2,22 +2,31 @@
 
 import pytest
 
-from infra.engines.layer_ids import RULES, engine_layer_ids, find_rule, taps_of
+from infra.engines.layer_ids import RULES, Rule, engine_layer_ids, find_rule, taps_of
 from infra.errors import EngineError
+
+LAYERS = 61
 
 
 def test_vllm_numbers_llama_layers_like_taps_and_adds_the_final_state() -> None:
     assert engine_layer_ids("vllm", "0.32.0", "llama", (2, 15, 27), 30) == (2, 15, 27, 30)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.engine}-{rule.families[0]}")
-def test_ids_turn_back_into_taps_for_every_row(rule) -> None:  # type: ignore[no-untyped-def]
-    version = f"{rule.since[0]}.{rule.since[1]}.0"
-    taps = (rule.lowest_tap, 5, 9)
+def test_sglang_captures_one_tap_higher_than_its_ids_and_no_final_state() -> None:
+    assert engine_layer_ids("sglang", "0.5.23", "llama", (2, 15, 27), 30) == (1, 14, 26)
+    assert taps_of("sglang", "0.5.14", "qwen3_moe", (1, 23, 44), 48) == (2, 24, 45)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.engine}-{rule.families[0]}-{rule.since}")
+@pytest.mark.parametrize("taps", [(2, 30, 58), (3, 4, 5), (60,), (2,), (5, 60)])
+def test_ids_turn_back_into_taps_for_every_row(rule: Rule, taps: tuple[int, ...]) -> None:
     for family in rule.families:
-        ids = engine_layer_ids(rule.engine, version, family, taps, 10)
-        assert taps_of(rule.engine, version, family, ids)[:3] == taps
-        assert len(ids) == (4 if rule.final == "id" else 3)
+        for version in (rule.since, rule.until):
+            named = ".".join(map(str, version))
+            ids = engine_layer_ids(rule.engine, named, family, taps, LAYERS)
+            final = (LAYERS,) if rule.final == "id" else ()
+            assert taps_of(rule.engine, named, family, ids, LAYERS) == (*taps, *final)
+            assert min(ids) >= 0
     assert rule.source
 
 
@@ -27,17 +36,44 @@ def test_deepseek_on_vllm_has_no_tap_zero() -> None:
         engine_layer_ids("vllm", "0.33.0", "deepseek_v3", (0, 30, 58), 61)
 
 
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"])
+def test_deepseek_on_sglang_takes_ids_as_taps_unless_the_first_is_one(family: str) -> None:
+    assert engine_layer_ids("sglang", "0.5.17", family, (2, 30, 58), LAYERS) == (2, 30, 58)
+    assert taps_of("sglang", "0.5.17", family, (2, 30, 58), LAYERS) == (2, 30, 58)
+    assert taps_of("sglang", "0.5.17", family, (1, 29, 57), LAYERS) == (2, 30, 58)
+    with pytest.raises(EngineError, match=r"\[1, 30, 58\] as taps \[2, 31, 59\].*begin with 1"):
+        engine_layer_ids("sglang", "0.5.17", family, (1, 30, 58), LAYERS)
+
+
+def test_gpt_oss_on_sglang_takes_ids_as_taps_when_the_largest_is_the_number_of_layers() -> None:
+    assert engine_layer_ids("sglang", "0.5.17", "gpt_oss", (2, 12, 23), 24) == (1, 11, 22)
+    assert taps_of("sglang", "0.5.16", "gpt_oss", (2, 12, 24), 24) == (3, 13, 25)
+    assert taps_of("sglang", "0.5.17", "gpt_oss", (2, 12, 24), 24) == (2, 12, 24)
+
+
 @pytest.mark.parametrize("taps", [(), (3, 2), (2, 2), (2, 30), (-1, 2)])
-def test_taps_that_cannot_be_captured_are_refused(taps: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("engine", "version"), [("vllm", "0.32.0"), ("sglang", "0.5.23")])
+def test_taps_that_cannot_be_captured_are_refused(engine: str, version: str, taps: tuple[int, ...]) -> None:
     with pytest.raises(EngineError, match="cannot be captured"):
-        engine_layer_ids("vllm", "0.32.0", "llama", taps, 30)
+        engine_layer_ids(engine, version, "llama", taps, 30)
+
+
+def test_versions_compare_by_number_to_the_patch_level() -> None:
+    assert find_rule("sglang", "0.5.20.post1", "llama").engine == "sglang"
+    with pytest.raises(EngineError, match=r"sglang 0\.5\.9 .*0\.5\.14 to 0\.5\.23"):
+        find_rule("sglang", "0.5.9", "llama")
+    with pytest.raises(EngineError, match=r"sglang 0\.5\.24 "):
+        find_rule("sglang", "0.5.24", "llama")
+    assert find_rule("vllm", "0.24.1", "llama").engine == "vllm"
 
 
 def test_what_the_table_does_not_cover_is_refused_by_name() -> None:
     with pytest.raises(EngineError, match=r"'mamba'.*llama"):
         find_rule("vllm", "0.32.0", "mamba")
-    with pytest.raises(EngineError, match=r"0.5.0.*0.24 to 0.33"):
+    with pytest.raises(EngineError, match=r"0.5.0.*0.24.0 to 0.33"):
         find_rule("vllm", "0.5.0", "llama")
+    with pytest.raises(EngineError, match=r"'glm4' .*glm4_moe"):
+        find_rule("sglang", "0.5.23", "glm4")
     with pytest.raises(EngineError, match="'nothing'"):
         find_rule("nothing", "0.32.0", "llama")
     with pytest.raises(EngineError, match="'main'"):

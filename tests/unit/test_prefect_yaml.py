@@ -36,7 +36,14 @@ def test_prefect_reads_it() -> None:
 
     model = PrefectYamlModel.model_validate(yaml.safe_load(PREFECT_YAML.read_text()))
     names = {f"{item.entrypoint.split(':')[1]}/{item.name}" for item in model.deployments if item.entrypoint}
-    assert {"eagle3/smoke", "eagle3/tiny", "eagle3/round2", "reextract/nightly", "cleanup/nightly"} <= names
+    assert {
+        "eagle3/smoke",
+        "eagle3/tiny",
+        "eagle3/round2",
+        "parity/engines",
+        "reextract/nightly",
+        "cleanup/nightly",
+    } <= names
     for item in model.deployments:
         assert item.model_dump()["work_pool"]["name"] == "eagle3"
         limit = item.model_dump()["concurrency_limit"]
@@ -57,7 +64,9 @@ def test_it_names_no_path_of_a_machine() -> None:
 
 def test_a_new_round_file_is_a_new_deployment(tmp_path: Path) -> None:
     write_round(tmp_path, "mine.yaml", "mine")
-    assert [entry.full_name for entry in catalogue(tmp_path)] == ["eagle3/mine", "reextract/nightly", "cleanup/nightly"]
+    assert [entry.full_name for entry in catalogue(tmp_path)] == [
+        "eagle3/mine", "parity/engines", "reextract/nightly", "cleanup/nightly",
+    ]  # fmt: skip
 
 
 def test_the_version_changes_with_the_round_and_only_then(tmp_path: Path) -> None:

@@ -19,11 +19,24 @@ from sample_report import (
 )
 
 from infra.errors import ConfigError
-from infra.report import card, figures, markdown, wording
+from infra.report import card, drafts, figures, markdown, wording
 from infra.steps.results import (
+    Layout,
     Report,
     TrainPoint,
 )
+
+
+def layouts() -> tuple[Layout, ...]:
+    """Both layouts of the smoke draft."""
+    root = "file:///srv/store/published/t/d"
+    return (
+        Layout(engine="vllm", published=f"{root}/vllm", layer_ids=(2, 15, 27)),
+        Layout(
+            engine="sglang", published=f"{root}/sglang", layer_ids=(1, 14, 26), made_for="0.5.23",
+            holds_for="0.5.14 to 0.5.23",
+        ),
+    )  # fmt: skip
 
 
 def opened(png: bytes) -> Image.Image:
@@ -192,6 +205,30 @@ class TestReport:
         assert markdown.report(again, {}) == markdown.report(result, {})
 
 
+class TestDrafts:
+    def test_layouts_say_what_they_hold_for_or_why_they_are_not_there(self) -> None:
+        text = markdown.report(build(layouts=layouts()), {})
+        assert "## Published" in text
+        assert "| sglang | file:///srv/store/published/t/d/sglang | 1, 14, 26 | 0.5.23 | 0.5.14 to 0.5.23 |" in text
+        refused = (Layout(engine="sglang", why_not="it cannot express x"),)
+        assert "not published: it cannot express x" in markdown.report(build(layouts=refused), {})
+
+    def test_other_rounds_of_the_target_stand_beside_this_one(self) -> None:
+        other = drafts.in_brief(build(round="smoke-sglang", engine="sglang", engine_version="0.5.23"))
+        rows = drafts.others_table(build(others=(other,)))
+        assert [(row["round"], row["states from"], row["served by"]) for row in rows] == [
+            ("smoke (this one)", "vllm 0.32.0", "vllm 0.32.0"),
+            ("smoke-sglang", "sglang 0.5.23", "vllm 0.32.0"),
+        ]
+        assert rows[1]["held-out prompts"] == "1.564 (1.534 to 1.594)"
+        assert rows[1]["evaluation prompts"].startswith("1.416")
+        assert "## Other rounds of this target" in markdown.report(build(others=(other,)), {})
+
+    def test_alone_a_round_shows_no_table_of_others(self) -> None:
+        assert drafts.others_table(build()) == []
+        assert "## Other rounds" not in markdown.report(build(), {})
+
+
 class TestFigures:
     def test_every_figure_is_a_small_png_on_white(self) -> None:
         drawn = figures.all_figures(build())
@@ -250,6 +287,24 @@ class TestCard:
             'vllm serve SmolLM2-135M-Instruct --speculative-config \'{"method": "eagle3", '
             '"model": "smoke-3f2a1b0c9d8e", "num_speculative_tokens": 3}\'' in text
         )
+
+    def test_each_layout_says_what_it_is_for_and_where_the_other_is(self) -> None:
+        both = build(layouts=layouts())
+        plain, other = card.card(both), card.card(both, engine="sglang")
+        assert "The draft in SGLang's layout is in the folder `sglang` beside this one." in plain
+        assert "vllm serve" in plain
+        assert "vllm serve" not in other
+        assert (
+            "--speculative-algorithm EAGLE3 --speculative-draft-model-path smoke-3f2a1b0c9d8e "
+            "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4" in other
+        )
+        assert "The layer ids 1, 14, 26 in its `config.json` were made for SGLang 0.5.23" in other
+        assert "mean taps 2, 15, 27 in 0.5.14 to 0.5.23" in other
+        assert yaml.safe_load(other.split("---")[1])["library_name"] == "sglang"
+
+    def test_a_layout_that_is_not_there_is_explained_in_one_sentence(self) -> None:
+        text = card.card(build(layouts=(layouts()[0], Layout(engine="sglang", why_not="SGLang cannot express x"))))
+        assert "The draft in SGLang's layout is not published: SGLang cannot express x." in text
 
     def test_carries_figures_provenance_and_limits(self) -> None:
         text = card.card(build())

@@ -95,7 +95,7 @@ def test_the_dataset_reads_back_as_tensors_and_is_not_written_twice(tmp_path: Pa
 
 
 def test_rows_out_of_order_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="has row 1 at position 0"):
+    with pytest.raises(TrainingError, match="has row 0 after row 1"):
         write_dataset([SAMPLES[1], SAMPLES[0]], tmp_path / "dataset", None)
     late = [SAMPLES[0], replace(SAMPLES[2], row=1), replace(SAMPLES[1], row=2)]
     with pytest.raises(TrainingError, match="follows held-out rows"):

@@ -58,10 +58,15 @@ class CpuHiddenStatesConnector(ExampleHiddenStatesConnector):
 
     @staticmethod
     def _write_tensors(tensors: dict[str, torch.Tensor], event: Finished, filename: str, lock_fd: int | None) -> None:
+        partial_name = filename + ".partial"
         try:
-            partial_name = filename + ".partial"
             save_file(tensors, partial_name)
             os.replace(partial_name, filename)
+        except BaseException:
+            # Half a file would keep the room of which it did not find enough.
+            if os.path.exists(partial_name):
+                os.unlink(partial_name)
+            raise
         finally:
             if lock_fd is not None:
                 os.close(lock_fd)

@@ -1,0 +1,39 @@
+"""Waiting until an ended server's memory is really free: a killed process can go on holding a GPU's for a while."""
+
+import time
+from collections.abc import Mapping
+
+from infra.machine.gpu import gpus
+
+POLL_SECONDS = 0.5
+SLACK_BYTES = 512 << 20
+"""What may stay in use: other programs' allocations come and go."""
+
+
+def gpu_memory() -> dict[int, int]:
+    """Bytes in use by GPU; empty without a driver."""
+    return {gpu.index: gpu.memory_used for gpu in gpus().gpus if gpu.memory_used is not None}
+
+
+def wait_freed(before: Mapping[int, int], seconds: float) -> str | None:
+    """Wait until no GPU holds more than it did ``before`` a server was launched.
+
+    Args:
+        before: what :func:`gpu_memory` gave then.
+        seconds: longest wait.
+
+    Returns:
+        None when it is free, else which GPUs still hold how much.
+    """
+    deadline = time.monotonic() + seconds
+    while held := _held(before):
+        if time.monotonic() >= deadline:
+            return "; ".join(f"GPU {index} still holds {more / 1e9:.1f} GB more" for index, more in held.items())
+        time.sleep(POLL_SECONDS)
+    return None
+
+
+def _held(before: Mapping[int, int]) -> dict[int, int]:
+    now = gpu_memory()
+    grown = {index: now.get(index, 0) - used for index, used in before.items()}
+    return {index: more for index, more in grown.items() if more > SLACK_BYTES}

@@ -1,0 +1,52 @@
+"""Convention: which layers the engine really captures, measured against the target itself before any is trusted."""
+
+from prefect import get_run_logger, task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+from infra.report.figures import data_uri
+from infra.report.layers import layers_figure, layers_table, layers_text
+from infra.steps import convention as steps
+from infra.steps.context import Round
+from infra.steps.ledger import Ledger, Step
+from infra.steps.parity import parity_if_done
+from infra.steps.results import Convention
+from infra.steps.serving import Serving
+from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
+
+
+@task(task_run_name="convention", retries=RETRIES, retry_delay_seconds=DELAYS, retry_condition_fn=may_pass, **STEP)
+def convention(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
+    """Let the convention gate judge the server; the result is stored only when it passes.
+
+    The reference computes while the server loads.
+
+    Raises:
+        GateError: the engine captures other layers than it was asked for.
+    """
+    ledger.notes += attempts()
+    if not steps.convention_is_due(round_):
+        step.reused = True
+        return
+    log = get_run_logger()
+    if round_.config.gates.convention.reference == "none":
+        found = steps.unchecked(round_)
+    else:
+        tokens = steps.sequences(round_)
+        truth = steps.compute_truth(round_, tokens)
+        extractor = server.extractor(round_.config.extract.timeout_seconds, log.info)
+        found = steps.measure(round_, steps.capture(round_, extractor, tokens), truth)
+    text = layers_text(found, parity_if_done(round_))
+    (log.info if found.reference else log.warning)(text)
+    _show(found, text)
+    steps.convention_gate(found)
+    steps.write_convention(round_, found)
+    step.detail = f"reference {found.reference}, {found.tokens:,} tokens" if found.reference else "no reference"
+
+
+def _show(found: Convention, text: str) -> None:
+    """Table and heatmap, whether the gate is content or not."""
+    figure = layers_figure(found)
+    if figure is not None:
+        create_table_artifact(key="layers", table=layers_table(found), description=text)
+        text += f"\n\n![Error by tap]({data_uri(figure)})"
+    create_markdown_artifact(key="convention", markdown=text, description=f"Layers that {found.engine} captures")

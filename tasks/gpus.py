@@ -1,0 +1,57 @@
+"""GPUs: one round at a time, and only on GPUs that are really free."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prefect import get_run_logger, task
+from prefect.concurrency.sync import concurrency
+from prefect.events import emit_event
+
+from infra.machine.gpu_policy import Act
+from infra.steps.context import Round
+from infra.steps.hygiene import clear_gpus, gpus_wanted, split_by_hand, use_gpus
+from infra.steps.ledger import Ledger
+from tasks.options import STEP
+
+GPU_SLOT = "gpu"
+
+
+@contextmanager
+def gpus_of(round_: Round, ledger: Ledger) -> Iterator[None]:
+    """The machine's GPUs for a round that wants any: a slot in Prefect, then a look at the GPUs themselves."""
+    if gpus_wanted(round_.config) == 0:
+        yield
+        return
+    with concurrency(GPU_SLOT, occupy=1):
+        with ledger.step("gpus"):
+            ledger.notes += ready_gpus(round_)
+        yield
+
+
+@task(task_run_name="gpus for {round_.config.name}", **STEP)
+def ready_gpus(round_: Round) -> list[str]:
+    """Get the round's GPUs free, as its policy allows; what was done, for the report.
+
+    Raises:
+        PreflightError: too few are fit.
+    """
+    log = get_run_logger()
+    if split_by_hand():
+        log.info("CUDA_VISIBLE_DEVICES names MIG instances: they are used as they are")
+        return []
+    cleared = clear_gpus(round_.config, round_.settings, log.info)
+    for act in cleared.acts:
+        _tell(round_, act)
+    use_gpus(round_, cleared)
+    return [act.text for act in cleared.acts]
+
+
+def _tell(round_: Round, act: Act) -> None:
+    """One event an act: ``eagle3.gpu.ended``, ``eagle3.gpu.reset``, ``eagle3.gpu.quarantined`` and so on."""
+    machine = socket.gethostname()
+    emit_event(
+        event=f"eagle3.gpu.{act.action}",
+        resource={"prefect.resource.id": f"eagle3.machine.{machine}", "prefect.resource.name": machine},
+        payload={"round": round_.config.name, "gpus": list(act.gpus), "text": act.text},
+    )

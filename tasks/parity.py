@@ -1,0 +1,125 @@
+"""Parity: the engine that extracts and the engine that serves, given the same tokens."""
+
+import shutil
+from collections.abc import Sequence
+
+from prefect import get_run_logger, task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+from infra.engines.environments import using_environment
+from infra.engines.fetch import fetch_target
+from infra.errors import PreflightError
+from infra.machine.gpu import gpus
+from infra.report.figures import data_uri
+from infra.report.parity import parity_figure, parity_table, parity_text
+from infra.steps import parity as steps
+from infra.steps.agreement import Side
+from infra.steps.context import Round
+from infra.steps.ledger import Ledger, Step
+from infra.steps.preflight import faults
+from infra.steps.results import Parity
+from infra.steps.serving import Serving
+from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
+
+
+def parity_is_due(round_: Round) -> bool:
+    """Whether another engine serves than extracts and the two were not found to agree yet."""
+    return steps.parity_is_due(round_)
+
+
+@task(
+    task_run_name="parity of {round_.config.extract.engine} and {round_.config.serve_with}",
+    retries=RETRIES,
+    retry_delay_seconds=DELAYS,
+    retry_condition_fn=may_pass,
+    **STEP,
+)
+def parity(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
+    """Let the parity gate judge the two engines; the result is stored only when it passes.
+
+    The serving engine comes first and is gone before the extracting one loads, so that one at a time needs the memory
+    and the second goes on with the extraction.
+
+    Args:
+        server: the extracting engine's server, which must not be up yet.
+
+    Raises:
+        GateError: the two do not compute the same.
+    """
+    ledger.notes += attempts()
+    log = get_run_logger()
+    tokens = steps.sequences(round_)
+    server.stop()
+    with Serving(round_, "extract", engine=round_.config.serve_with) as serving:
+        other = steps.take(serving, tokens, log.info)
+        ledger.started(serving)
+    one = steps.take(server, tokens, log.info)
+    found = steps.judge(round_, one, other, log.info)
+    show_parity(found)
+    steps.parity_gate(found)
+    steps.write_parity(round_, found)
+    step.detail = f"{other.name} against {one.name}, {found.tokens:,} tokens"
+
+
+@task(task_run_name="preflight of {round_.extracting.device} {round_.config.extract.engine}", **STEP)
+def fit_for_parity(round_: Round, environment: str) -> None:
+    """Fetch the target if the round says so, and see that the engine can run here.
+
+    Args:
+        environment: folder that takes the place of the engine's environment; empty: none.
+
+    Raises:
+        PreflightError: the machine lacks something; every fault is named.
+    """
+    settings, target = round_.settings, round_.config.target
+    if target.fetch and target.source and not (settings.models_dir / target.name / "config.json").is_file():
+        fetch_target(target, settings.models_dir, settings.cache_dir, get_run_logger().info)
+    with using_environment(steps.environment_of(round_), environment):
+        found = faults(round_.config, settings, gpus())
+    if found:
+        raise PreflightError("this machine cannot compare these engines: " + "; ".join(found))
+
+
+@task(
+    task_run_name="states from {round_.config.extract.engine} {environment}",
+    retries=RETRIES,
+    retry_delay_seconds=DELAYS,
+    retry_condition_fn=may_pass,
+    **STEP,
+)
+def parity_side(round_: Round, environment: str) -> Side:
+    """What one engine makes of the round's prompts; its server is gone afterwards."""
+    with (
+        using_environment(steps.environment_of(round_), environment),
+        Serving(round_, "extract", engine=round_.config.extract.engine) as serving,
+    ):
+        side = steps.take(serving, steps.prompt_sequences(round_), get_run_logger().info)
+    shutil.rmtree(round_.scratch)
+    return side
+
+
+@task(task_run_name="compare", **STEP)
+def parity_verdict(round_: Round, sides: Sequence[Side]) -> Parity:
+    """Compare two sides, show it, and let the gate judge.
+
+    Args:
+        sides: of the engine that extracts, and of the one that serves.
+
+    Raises:
+        GateError: the two do not compute the same.
+    """
+    one, other = sides
+    found = steps.judge(round_, one, other, get_run_logger().info)
+    show_parity(found)
+    steps.parity_gate(found)
+    return found
+
+
+def show_parity(found: Parity) -> None:
+    """Table and heatmap, whether the gate is content or not."""
+    create_table_artifact(key="parity", table=parity_table(found), description=parity_text(found))
+    create_markdown_artifact(
+        key="parity-heatmap",
+        markdown=f"{parity_text(found)}\n\n![Error by tap and position]({data_uri(parity_figure(found))})",
+        description=f"{found.serving} against {found.extracting}",
+    )

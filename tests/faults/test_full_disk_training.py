@@ -1,0 +1,122 @@
+"""The trainer on a disk that fills: it waits before a checkpoint, or ends and goes on from the last complete one."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from live.test_trainer import TRAIN, data, job_in, target
+from standin.small_disk import fill, small_disk
+
+from infra.config.target import Target
+from infra.drafter.checkpoint import SAVING, settle
+from infra.drafter.progress import TrainProgress
+from infra.drafter.trainer import train
+from infra.drafter.trainer_entry import StoreTrainer
+from infra.errors import DiskFull
+from infra.machine.processes import recorded
+from infra.store.samples import Sample
+
+__all__ = ["data", "target"]
+SIZE = 64 << 20
+Data = tuple[str, list[Sample]]
+
+
+def fill_at(disk: Path, step: int, leave: int) -> Any:
+    """A callback that fills the disk when so many steps are made, once."""
+    filled: list[Path] = []
+
+    def on_metrics(progress: TrainProgress) -> None:
+        if progress.done >= step and not filled:
+            filled.append(fill(disk, leave))
+
+    return on_metrics
+
+
+def test_it_waits_before_a_checkpoint_and_goes_on_by_itself(tmp_path: Path, target: Target, data: Data) -> None:
+    url, samples = data
+    with small_disk(tmp_path / "disk", SIZE) as disk:
+        job = job_in(disk / "work", target, url, epochs=1, checkpoints_per_epoch=2)
+        short: list[int] = []
+
+        def make_room(needs: int) -> None:
+            short.append(needs)
+            assert recorded(tmp_path / "run"), "the trainer lives while it waits"
+            assert settle(job.checkpoints) == [], "the checkpoint that has no room is not begun"
+            (disk / "ballast").unlink()
+
+        result = train(
+            replace(job, free_bytes=1 << 20),
+            samples,
+            run_dir=tmp_path / "run",
+            on_metrics=fill_at(disk, 1, leave=1 << 19),
+            on_short=make_room,
+        )
+        assert len(short) == 1
+        assert result.resumed_at == 0, "nothing was trained twice"
+        assert result.steps == TRAIN // 2
+        saved = sum(path.stat().st_size for path in result.checkpoint.iterdir())
+        assert saved <= short[0] < 2 * saved, "it knew what it needs"
+
+
+def test_a_full_disk_ends_it_and_it_goes_on_from_the_last_checkpoint(
+    tmp_path: Path, target: Target, data: Data
+) -> None:
+    url, samples = data
+    with small_disk(tmp_path / "disk", SIZE) as disk:
+        job = job_in(disk / "work", target, url, sequence_tokens=32)
+        with pytest.raises(DiskFull, match=r"the trainer found no room in .*/work after \d+ of 40 steps"):
+            train(job, samples, run_dir=tmp_path / "run", on_metrics=fill_at(disk, TRAIN + 1, leave=0))
+        assert recorded(tmp_path / "run") == []
+        assert [(item.epoch, item.step) for item in settle(job.checkpoints)] == [(0, TRAIN)]
+
+        (disk / "ballast").unlink()
+        result = train(job, samples, run_dir=tmp_path / "run")
+        assert result.resumed_at == TRAIN
+        assert result.steps == len(result.history) == 2 * TRAIN
+
+
+@pytest.mark.parametrize("words", ["No space left on device (os error 28)", "PytorchStreamWriter failed writing file"])
+def test_a_checkpoint_that_found_no_room_in_the_end_leaves_nothing(tmp_path: Path, words: str) -> None:
+    with small_disk(tmp_path / "disk", 4 << 20) as disk:
+        trainer = _trainer(disk)
+
+        def save(model: Any, optimizers: Any, epoch: int) -> None:
+            folder = trainer.checkpointer.path / str(epoch)
+            folder.mkdir(parents=True)
+            descriptor = os.open(folder / "model.safetensors", os.O_WRONLY | os.O_CREAT)
+            try:
+                os.posix_fallocate(descriptor, 0, 3 << 20)
+            finally:
+                os.close(descriptor)
+            raise RuntimeError(words)
+
+        trainer.checkpointer.save_checkpoint = save
+        with pytest.raises(DiskFull, match="there was no room for the checkpoint of"):
+            trainer.maybe_save_checkpoint(0)
+        assert not (disk / SAVING).exists()
+
+
+def test_another_failure_of_a_checkpoint_is_told_as_it_is(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 4 << 20) as disk:
+        trainer = _trainer(disk)
+
+        def save(model: Any, optimizers: Any, epoch: int) -> None:
+            raise RuntimeError("the optimiser has no state")
+
+        trainer.checkpointer.save_checkpoint = save
+        with pytest.raises(RuntimeError, match="the optimiser has no state"):
+            trainer.maybe_save_checkpoint(0)
+
+
+def _trainer(root: Path) -> Any:
+    """A trainer of a model whose checkpoint takes about 2 MB, before it saves."""
+    trainer: Any = object.__new__(StoreTrainer)
+    trainer.checkpointer = SimpleNamespace(path=root)
+    trainer.model = torch.nn.Linear(1024, 1024, bias=False)
+    trainer.optimizers, trainer.schedulers, trainer.free_bytes = [], [], 0
+    trainer.config = SimpleNamespace(save_best=False, checkpoint_freq=0.5)
+    return trainer

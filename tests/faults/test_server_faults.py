@@ -1,0 +1,209 @@
+"""Servers that die, freeze, leak or choke on one sample in the middle of a step: what is lost, and what is said."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import flow
+from standin.brain import digest
+from standin.engine import StandInEngine
+from standin.machine import Machine, new_machine, prefect_server
+
+import tasks
+from flows.eagle3 import eagle3
+from infra.engines import vllm
+from infra.errors import ExtractionFault
+from infra.machine.processes import recorded
+from infra.steps.context import Round
+from infra.steps.extract import extracted_samples, faulty_shards, quarantined_samples
+from infra.steps.ledger import Ledger, report_if_done
+from infra.steps.prepare import sample_counts
+from infra.steps.serving import Serving
+from infra.steps.survival import TooManyDeaths
+from infra.store.answers import read_answers
+from infra.store.reader import StatesReader
+
+SAMPLES = 24
+QUICK = {"engines__vllm__silence_seconds": 1.0}
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[str]:
+    yield from prefect_server()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _standin(api: str) -> Iterator[None]:
+    """The stand-in for vLLM, and retries without their pauses."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm, "ENGINE", StandInEngine())
+        for task in (tasks.generate, tasks.extract, tasks.evaluate):
+            patch.setattr(task, "retry_delay_seconds", 0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """A machine whose round has its samples and no states; tests work on copies of it."""
+    machine = new_machine(tmp_path_factory.mktemp("prepared"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in machine.environment.items():
+            patch.setenv(name, value)
+        samples(machine.round(), Ledger())
+    return machine
+
+
+@pytest.fixture
+def machine(prepared: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A copy in use; its journal is empty."""
+    mine = prepared.copy(tmp_path)
+    for name, value in mine.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("STANDIN_DIED", str(tmp_path / "died"))
+    return mine
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the events that are emitted."""
+    seen: list[str] = []
+
+    def keep(event: str, **_: Any) -> None:
+        seen.append(event)
+
+    monkeypatch.setattr("tasks.notices.emit_event", keep)
+    return seen
+
+
+@flow
+def samples(round_: Round, ledger: Ledger) -> None:
+    with Serving(round_, "generate") as server, ledger.step("generate", round_.keys.answers) as step:
+        tasks.generate(round_, server, ledger, step)
+    with ledger.step("prepare", round_.keys.samples) as step:
+        tasks.prepare(round_, step)
+
+
+@flow
+def states(round_: Round, ledger: Ledger) -> None:
+    with Serving(round_, "extract") as server, ledger.step("extract", round_.keys.hidden) as step:
+        tasks.extract(round_, server, ledger, step)
+    with ledger.step("verify", round_.keys.hidden) as step:
+        tasks.verify(round_, step)
+
+
+@pytest.mark.parametrize(
+    ("fault", "value", "deaths", "words"),
+    [
+        ("STANDIN_DIE_AFTER", "9", {1}, "killed from outside"),
+        ("STANDIN_FREEZE_AFTER", "9", {1}, "it answers neither /metrics nor /health; evidence: "),
+        ("STANDIN_LEAK", "3", {1, 2, 3}, "killed from outside"),
+    ],
+)
+def test_a_server_that_dies_in_the_middle_is_started_anew_and_no_state_is_lost(
+    fault: str,
+    value: str,
+    deaths: set[int],
+    words: str,
+    machine: Machine,
+    events: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(fault, value)
+    round_, ledger = machine.round(**QUICK), Ledger()
+    states(round_, ledger)
+
+    assert faulty_shards(round_, deep=True) == {}
+    assert quarantined_samples(round_) == []
+    assert StatesReader(round_.settings.store, round_.prefix("hidden")).rows == list(range(SAMPLES))
+    assert machine.launches()["extract"] - 1 in deaths
+    restarts = [note for note in ledger.notes if "started anew" in note]
+    assert len(restarts) == machine.launches()["extract"] - 1
+    assert words in restarts[0]
+    assert events.count("eagle3.server.restart") == len(restarts)
+    assert events.count("eagle3.server.hang") == (fault == "STANDIN_FREEZE_AFTER")
+    assert recorded(round_.settings.run_dir) == []
+
+
+@pytest.mark.parametrize("fault", ["STANDIN_KILLED_BY", "STANDIN_HANGS_ON"])
+def test_a_sample_that_kills_servers_is_left_out_by_name(
+    fault: str, machine: Machine, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round_, ledger = machine.round(**QUICK), Ledger()
+    deadly = round_.samples[7]
+    monkeypatch.setenv(fault, f"{digest(deadly.input_ids):016x}")
+    states(round_, ledger)
+
+    assert faulty_shards(round_, deep=True) == {}
+    assert quarantined_samples(round_) == [deadly]
+    assert [sample.row for sample in extracted_samples(round_)] == [row for row in range(SAMPLES) if row != deadly.row]
+    assert StatesReader(round_.settings.store, round_.prefix("hidden")).rows == [
+        row for row in range(SAMPLES) if row != deadly.row
+    ]
+    assert machine.launches() == {"extract": 3}
+    assert any(f"sample {deadly.sample_id} is left out" in note for note in ledger.notes)
+    assert deadly.sample_id in ledger.times[-1].detail
+    assert events.count("eagle3.server.quarantine") == 1
+
+    machine.forget()
+    states(machine.round(**QUICK), Ledger())
+    assert machine.events() == [], "what is verified without the sample is not done again"
+
+
+def test_an_engine_that_dies_of_too_many_samples_stops_the_step(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_LEAK", "65")
+    round_ = machine.round(**QUICK)
+    with pytest.raises(TooManyDeaths, match="it is the engine rather than the samples"):
+        states(round_, Ledger())
+    assert machine.launches() == {"extract": 3}, "and the step is not tried again"
+    assert recorded(round_.settings.run_dir) == []
+
+
+@pytest.mark.parametrize("fault", ["STANDIN_OTHER_TOKENS", "STANDIN_WITHOUT_FILE"])
+def test_states_that_a_living_server_gives_wrongly_are_not_asked_for_again(
+    fault: str, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(fault, "1")
+    with pytest.raises(ExtractionFault):
+        states(machine.round(**QUICK), Ledger())
+    assert machine.launches() == {"extract": 1}
+
+
+def test_a_prompt_that_kills_servers_costs_its_conversation_and_no_other(
+    prepared: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = Machine(tmp_path, prepared.fields)
+    for name, value in mine.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("EAGLE3_MODELS_PATH", str(prepared.folder / "state" / "models"))
+    round_, ledger = mine.round(generate__max_refused=0.2), Ledger()
+    prompt = round_.prompts[3]
+    tokens = round_.chat.render(prompt.messages, round_.config.prompts.template_args, add_generation_prompt=True)
+    monkeypatch.setenv("STANDIN_KILLED_BY", f"{digest(tokens):016x}")
+    samples(round_, ledger)
+
+    answers = read_answers(round_.store, round_.prefix("answers"))
+    assert len(answers) == SAMPLES
+    fates = {name: answer.finish_reason for name, answer in answers.items() if answer.status == "dropped"}
+    assert fates == {f"{prompt.id}#0": "quarantined", f"{prompt.id}#1": "earlier turn unanswered"}
+    assert sample_counts(round_)["quarantined"] == 1
+    assert len(round_.samples) == SAMPLES - 2
+    assert mine.launches() == {"plain": 3}
+    assert any(f"sample {prompt.id}#0 is left out" in note for note in ledger.notes)
+
+
+def test_a_round_is_trained_and_measured_without_a_quarantined_sample(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round_ = machine.round()
+    deadly = [round_.samples[5], next(sample for sample in round_.samples if sample.split == "heldout")]
+    monkeypatch.setenv("STANDIN_KILLED_BY", " ".join(f"{digest(sample.input_ids):016x}" for sample in deadly))
+    eagle3(machine.config(extract__max_quarantined=0.1))
+
+    report = report_if_done(machine.round(extract__max_quarantined=0.1))
+    assert report is not None
+    assert report.training.steps == 8
+    assert sum("is left out" in note for note in report.notes) == 2
+    assert quarantined_samples(round_) == deadly

@@ -1,0 +1,156 @@
+"""The real vLLM on CPU: a rung that cannot work, an engine that is stopped, an API server that is killed alone."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.config.load import build_round, load_round, round_file
+from infra.config.settings import Settings
+from infra.engines.extraction import Extractor
+from infra.engines.fetch import fetch_target
+from infra.machine.processes import recorded
+from infra.steps import extract as steps
+from infra.steps.context import Round
+from infra.steps.serving import Serving
+from infra.steps.survival import Survival
+from infra.store.samples import Sample, write_samples
+
+pytestmark = pytest.mark.timeout(1800)
+
+SAMPLES = 400
+SILENCE = 15.0
+LIMIT = 600.0
+
+
+@pytest.fixture
+def round_(tmp_path: Path) -> Round:
+    """Samples of the real small target, to be extracted in seven shards; the ladder's first rung cannot work."""
+    cache = Settings().cache_dir
+    models = cache / "test-models"
+    tiny = load_round(round_file("tiny"))
+    fetch_target(tiny.target, models, cache, print)
+    ladder = [{"name": "impossible", "flags": ["--no-such-flag"]}, {"name": "eager", "flags": ["--enforce-eager"]}]
+    config = build_round(
+        tiny.model_dump(mode="json"),
+        {
+            "extract.concurrency": 2,
+            "extract.shard_bytes": 16 << 20,
+            "engines.vllm.ladder": ladder,
+            "engines.vllm.silence_seconds": SILENCE,
+        },
+    )
+    made = Round(config, Settings(state_dir=tmp_path / "state", models_path=models))
+    write_samples(made.store, made.prefix("samples"), [sample(row) for row in range(SAMPLES)])
+    return made
+
+
+def sample(row: int) -> Sample:
+    tokens = [1, *(1000 + (row * 131 + place * 7) % 20000 for place in range(60))]
+    split = "train" if row < SAMPLES - 10 else "heldout"
+    return Sample(row, f"s{row}", [], tokens, [0] * 30 + [1] * 31, split, "stop", "none", {})  # type: ignore[arg-type]
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> float:
+    """Seconds until the condition held."""
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < LIMIT, what
+        time.sleep(0.05)
+    return time.monotonic() - begin
+
+
+def processes(round_: Round) -> tuple[psutil.Process, list[psutil.Process]]:
+    """(API server, its engine's processes) of the one server that runs."""
+    [record] = [record for record in recorded(round_.settings.run_dir) if record.alive]
+    server = psutil.Process(record.child_pid)
+    return server, server.children(recursive=True)
+
+
+def gone(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+class Vandal(threading.Thread):
+    """Stops the engine after the first shard, and kills the API server alone after the third."""
+
+    def __init__(self, round_: Round, serving: Serving) -> None:
+        super().__init__(daemon=True)
+        self.round, self.serving = round_, serving
+        self.said: list[str] = []
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._shards(1)
+            _, engine = processes(self.round)
+            assert engine
+            for process in engine:
+                process.send_signal(signal.SIGSTOP)
+            self._until_serving_again("stopped engine", engine, 2)
+            self._shards(3)
+            server, engine = processes(self.round)
+            server.kill()
+            self._until_serving_again("API server killed alone", engine, 3)
+        except BaseException as error:
+            self.error = error
+
+    def _until_serving_again(self, what: str, engine: list[psutil.Process], servers: int) -> None:
+        begin, flights = time.monotonic(), self.serving.flights
+        wait_for(lambda: self._restarts() == servers - 1, f"{what}: noticed")
+        noticed = time.monotonic() - begin
+        wait_for(lambda: len(self.serving.seconds_to_ready) == servers, f"{what}: ready again")
+        assert all(gone(process) for process in engine), "the engine outlived its server"
+        wait_for(lambda: self.serving.flights is not flights and self.serving.flights.landed > 0, f"{what}: serving")
+        self.said.append(f"{what}: noticed after {noticed:.1f} s, serving again after {time.monotonic() - begin:.1f} s")
+
+    def _restarts(self) -> int:
+        return sum(notice.what == "restart" for notice in self.serving.notices)
+
+    def _shards(self, count: int) -> None:
+        left = len(steps.shards_of(self.round)) - count
+        wait_for(lambda: len(steps.faulty_shards(self.round, deep=False)) <= left, f"{count} shards")
+
+
+def test_extraction_goes_on_after_a_bad_rung_a_stopped_engine_and_a_killed_server(
+    round_: Round, capsys: pytest.CaptureFixture[str]
+) -> None:
+    todo = steps.shards_of(round_)
+    assert len(todo) >= 5
+    with Serving(round_, "extract") as serving:
+        survival = Survival(serving, SAMPLES, 0.01)
+        vandal = Vandal(round_, serving)
+        vandal.start()
+
+        def work(extractor: Extractor) -> None:
+            with steps.Extraction(round_, extractor, serving.flights, todo, survival.quarantined) as extraction:
+                while todo:
+                    extraction.shard(todo[0])
+                    del todo[0]
+
+        survival.run(
+            connect=lambda: serving.extractor(600),
+            trial=lambda extractor, name: steps.try_sample(round_, extractor, serving.flights, name),
+            work=work,
+        )
+        vandal.join(LIMIT)
+    if vandal.error is not None:
+        raise vandal.error
+    with capsys.disabled():
+        print("", *vandal.said, f"starts: {[round(seconds) for seconds in serving.seconds_to_ready]} s", sep="\n  ")
+
+    assert steps.faulty_shards(round_, deep=True) == {}
+    assert survival.quarantined == {}
+    told = [notice.what for notice in serving.notices]
+    assert told == ["rung", "hang", "restart", "remembered", "restart", "remembered"]
+    assert "--no-such-flag" in serving.notices[0].text
+    assert "its token counters stand still" in serving.notices[1].text or "neither" in serving.notices[1].text
+    assert Path(serving.notices[1].text.rpartition("evidence: ")[2]).is_file()
+    assert recorded(round_.settings.run_dir) == []

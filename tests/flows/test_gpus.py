@@ -1,0 +1,84 @@
+"""The GPU part of a round in a flow: a slot, then the GPUs themselves, and what is told of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import flow
+
+import tasks
+from infra.config.load import build_round
+from infra.config.settings import Settings
+from infra.errors import PreflightError
+from infra.machine.gpu import Gpu, GpuReport
+from infra.machine.gpu_policy import Act, Cleared
+from infra.machine.gpu_verdict import judge
+from infra.steps import hygiene
+from infra.steps.context import Round
+from infra.steps.ledger import Ledger
+from tasks import gpus as gpu_tasks
+
+GPUS = tuple(Gpu(number, "H", 1 << 36, 0, 100 * (number == 1), (), uuid=f"GPU-{number}") for number in range(3))
+FOUND = tuple(judge(gpu, (), 0.9, (), True) for gpu in GPUS)
+pytestmark = pytest.mark.usefixtures("api")
+
+
+def round_on(device: str, folder: Path) -> Round:
+    fields = {
+        "name": "box",
+        "target": {"name": "any"},
+        "extract": {"taps": [1]},
+        "engines": {"vllm": {"device": device, "tensor_parallel": 2}},
+    }
+    return Round(build_round(fields, {}), Settings(state_dir=folder))
+
+
+@flow
+def use_gpus(round_: Any, ledger: Any, work: Any) -> None:
+    with tasks.gpus_of(round_, ledger):
+        work()
+
+
+@pytest.fixture
+def cleared(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], list[dict[str, Any]]]:
+    """Makes clearing end so; returns the list that events go to."""
+
+    def end(enough: bool) -> list[dict[str, Any]]:
+        fit, unfit = (FOUND[0], FOUND[2]) if enough else (FOUND[0],), (FOUND[1],)
+        outcome = Cleared(fit, unfit, enough, (Act("quarantined", (1,), "goes on without GPU 1"),))
+        events: list[dict[str, Any]] = []
+        monkeypatch.setattr(hygiene, "gpus", lambda: GpuReport(True, "", "1", GPUS))
+        monkeypatch.setattr(gpu_tasks, "clear_gpus", lambda *_: outcome)
+        monkeypatch.setattr(gpu_tasks, "emit_event", lambda **event: events.append(event))
+        return events
+
+    return end
+
+
+def test_a_round_goes_on_with_the_gpus_that_are_fit(tmp_path: Path, cleared: Callable[[bool], Any]) -> None:
+    events, round_, ledger, seen = cleared(True), round_on("cuda", tmp_path), Ledger(), []
+    use_gpus(round_, ledger, lambda: seen.append(round_.devices))
+    assert seen == [("0", "2")]
+    assert ledger.notes == ["goes on without GPU 1"]
+    assert [step.step for step in ledger.times] == ["gpus"]
+    assert [event["event"] for event in events] == ["eagle3.gpu.quarantined"]
+
+
+def test_a_round_without_enough_gpus_stops_before_it_works(tmp_path: Path, cleared: Callable[[bool], Any]) -> None:
+    events, seen = cleared(False), []
+    with pytest.raises(PreflightError, match="wants 2 GPUs and 1 of 2 are fit"):
+        use_gpus(round_on("cuda", tmp_path), Ledger(), lambda: seen.append(1))
+    assert seen == []
+    assert len(events) == 1  # told, though the round stops
+
+
+def test_a_round_on_the_cpu_asks_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> Cleared:
+        raise AssertionError("a CPU round looked at GPUs")
+
+    monkeypatch.setattr(gpu_tasks, "clear_gpus", never)
+    ledger, seen = Ledger(), []
+    use_gpus(round_on("cpu", tmp_path), ledger, lambda: seen.append(1))
+    assert seen == [1]
+    assert ledger.times == []

@@ -1,0 +1,161 @@
+"""The flow ``parity`` and the gate in a round, with the stand-in engine; faults are planted in how it is launched."""
+
+import asyncio
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import get_client
+from standin.engine import StandInEngine
+from standin.machine import Machine, Use, new_machine
+
+from flows.eagle3 import eagle3
+from flows.parity import EngineChoice, parity
+from infra.config.round import RungConfig
+from infra.config.settings import Settings
+from infra.engines import sglang, vllm
+from infra.engines.launch import Launch, LaunchRequest
+from infra.errors import ConfigError, GateError, PreflightError
+from infra.machine.processes import recorded
+from infra.steps.ledger import done_steps, report_if_done
+
+pytestmark = pytest.mark.usefixtures("api")
+VARIABLE = "EAGLE3_ENV_{}_CPU"
+
+
+class VersionedEngine(StandInEngine):
+    """Has the version, and plants the launch arguments, that files in its environment's folder name."""
+
+    def __init__(self, variable: str) -> None:
+        self._variable = variable
+
+    def version(self, device: str, settings: Settings) -> str:
+        return self._note("version") or super().version(device, settings)
+
+    def launch(self, request: LaunchRequest, rung: RungConfig, port: int, settings: Settings) -> Launch:
+        launch = super().launch(request, rung, port, settings)
+        planted = self._note("arguments").split() if request.profile == "extract" else ()
+        return replace(launch, command=(*launch.command, *planted))
+
+    def _note(self, name: str) -> str:
+        file = Path(os.environ[self._variable]) / name
+        return file.read_text() if file.is_file() else ""
+
+
+@pytest.fixture(autouse=True)
+def _versioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    for engine in (vllm, sglang):
+        monkeypatch.setattr(
+            engine, "ENGINE", VersionedEngine(VARIABLE.format(engine.__name__.rpartition(".")[2].upper()))
+        )
+
+
+@pytest.fixture
+def machine(tmp_path: Path, use: Use) -> Machine:
+    return use(new_machine(tmp_path))
+
+
+def environment(folder: Path, version: str, arguments: str = "") -> EngineChoice:
+    """Another version of the engine, in a folder of its own."""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    (folder / "version").write_text(version)
+    (folder / "arguments").write_text(arguments)
+    return EngineChoice(engine="vllm", environment=str(folder))
+
+
+OURS = EngineChoice(engine="vllm")
+
+
+async def artifacts() -> dict[str, Any]:
+    async with get_client() as client:
+        return {item.key: item for item in await client.read_artifacts() if item.key}
+
+
+def test_two_versions_that_agree_pass_and_leave_nothing(machine: Machine, tmp_path: Path) -> None:
+    before = os.environ["EAGLE3_ENV_VLLM_CPU"]
+    parity(machine.config(), OURS, environment(tmp_path / "next", "9.1"), samples=5)
+
+    assert os.environ["EAGLE3_ENV_VLLM_CPU"] == before
+    assert machine.launches() == {"extract": 2}
+    assert {event["version"] for event in machine.events() if "launch" in event} == {"0-standin", "9.1"}
+    assert set(machine.requests("extract").values()) == {2}, "both were given the same tokens"
+    assert len(machine.requests("extract")) == 5
+    shown = asyncio.run(artifacts())
+    assert "vllm 9.1 against vllm 0-standin" in shown["parity"].description
+    assert '"tap": "1"' in str(shown["parity"].data)
+    assert "data:image/png;base64," in shown["parity-heatmap"].data
+    assert recorded(Settings().run_dir) == []
+    assert list(Settings().scratch_dir.iterdir()) == []
+
+
+def test_slots_in_another_order_stop_with_a_sentence(machine: Machine, tmp_path: Path) -> None:
+    other = environment(tmp_path / "next", "9.1", "--taps 1,3,2")
+    with pytest.raises(GateError, match=r"parity gate: vllm 9\.1 does not compute what vllm 0-standin computes.*"
+                       r"tap 2 .* vllm 9\.1 gives at tap 2 what vllm 0-standin gives at tap 3"):  # fmt: skip
+        parity(machine.config(), OURS, other)
+    assert "gives at tap 2" in str(asyncio.run(artifacts())["parity"].data), "it is shown also when it stops"
+    assert recorded(Settings().run_dir) == []
+
+
+def test_other_layers_stop_with_a_sentence(machine: Machine, tmp_path: Path) -> None:
+    other = environment(tmp_path / "next", "9.1", "--taps 0,1,2")
+    with pytest.raises(GateError, match="tap 1 differs by 1.*; tap 2 .*; tap 3 "):
+        parity(machine.config(), OURS, other)
+
+
+def test_a_missing_environment_and_an_engine_that_is_not_described_are_named(machine: Machine, tmp_path: Path) -> None:
+    missing = EngineChoice(engine="vllm", environment=str(tmp_path / "nowhere"))
+    with pytest.raises(PreflightError, match="cannot compare these engines: .*nowhere, which has no bin/python"):
+        parity(machine.config(), OURS, missing)
+    with pytest.raises(ConfigError, match="describes only"):
+        parity(machine.config(), OURS, EngineChoice(engine="sglang"))
+    assert machine.events() == []
+
+
+@pytest.fixture
+def two_engines(again: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What makes the small round extract with SGLang and serve with vLLM; both are the stand-in, in their versions."""
+    for engine, version in (("SGLANG", "0.5.23"), ("VLLM", "0.32.0")):
+        monkeypatch.setenv(VARIABLE.format(engine), environment(tmp_path / engine, version).environment)
+    engines = dict.fromkeys(("vllm", "sglang"), again.fields["engines"]["vllm"])
+    return {"engines": engines, "extract.engine": "sglang"}
+
+
+def test_a_round_that_serves_with_another_engine_compares_them_before_it_extracts(
+    again: Machine, two_engines: dict[str, Any]
+) -> None:
+    eagle3(again.config(), two_engines)
+
+    changed = {name.replace(".", "__"): value for name, value in two_engines.items()}
+    round_ = again.round(**changed)
+    report = report_if_done(round_)
+    assert report is not None
+    assert report.parity is not None
+    assert (report.parity.extracting, report.parity.serving) == ("sglang 0.5.23", "vllm 0.32.0")
+    assert report.parity.argmax == 1.0
+    steps = [item.step for item in report.steps]
+    assert steps.index("prepare") < steps.index("parity") < steps.index("extract")
+    assert again.launches()["extract"] == 2, "the extracting engine goes on with the extraction"
+    prefix = round_.prefix("report")
+    assert b"## Parity" in round_.store.get(f"{prefix}/report.md")
+    assert round_.store.get(f"{prefix}/parity.png").startswith(b"\x89PNG")
+
+    again.forget()
+    eagle3(again.config(), {**two_engines, "train.epochs": 1})
+    assert again.launches()["extract"] == 0, "what was found to agree is not compared again"
+
+
+def test_a_serving_engine_that_computes_other_states_stops_the_round_before_extraction(
+    again: Machine, two_engines: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "VLLM" / "arguments").write_text("--taps 1,3,2")
+    with pytest.raises(GateError, match=r"parity gate: vllm 0\.32\.0 does not compute what sglang 0\.5\.23 computes"):
+        eagle3(again.config(), two_engines)
+    round_ = again.round(**{name.replace(".", "__"): value for name, value in two_engines.items()})
+    assert "hidden" not in done_steps(round_)
+    assert round_.keys.hidden not in round_.rounds.keys("hidden")
+    assert max(again.requests("extract").values()) == 2, "no more was asked for than both engines' handful"

@@ -1,0 +1,115 @@
+"""speculators' own command makes its files from our extraction, over HTTP, with a real engine on the CPU."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file
+
+from infra.config.load import load_round, round_file
+from infra.config.settings import Settings
+from infra.drafter.trainer import CPU_ARGUMENTS
+from infra.engines.environments import environment_python
+from infra.engines.extraction import Extractor
+from infra.engines.front import Front
+from infra.errors import EnvironmentBuildError
+from infra.steps.context import Round
+from infra.steps.serving import Serving
+
+pytestmark = pytest.mark.timeout(1200)
+SAMPLES = 6
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module", params=["smoke", "smoke-sglang"])
+def round_(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, models: Path) -> Round:
+    settings = Settings(state_dir=tmp_path_factory.mktemp("state"), models_path=models)
+    found = Round(load_round(round_file(request.param)), settings)
+    try:
+        environment_python(f"{found.config.extract.engine}-cpu", settings.cache_dir)
+    except EnvironmentBuildError as error:
+        pytest.skip(str(error))
+    return found
+
+
+@pytest.fixture(scope="module")
+def extractor(round_: Round) -> Iterator[Extractor]:
+    with Serving(round_, "extract") as serving:
+        yield serving.extractor(600, print)
+
+
+@pytest.fixture(scope="module")
+def sequences(round_: Round) -> list[list[int]]:
+    return [round_.chat.render(prompt.messages) for prompt in round_.prompts[:SAMPLES]]
+
+
+def save_dataset(sequences: list[list[int]], folder: Path) -> None:
+    """A dataset as `speculators prepare-data` makes it."""
+    rows = {"input_ids": sequences, "loss_mask": [[1] * len(ids) for ids in sequences]}
+    lengths = [len(ids) for ids in sequences]
+    Dataset.from_dict({**rows, "seq_len": lengths}).with_format("torch").save_to_disk(str(folder))
+
+
+def test_generate_offline_data_gets_the_extractors_own_states(
+    round_: Round, extractor: Extractor, sequences: list[list[int]], tmp_path: Path
+) -> None:
+    model, target = str(round_.target.path), round_.target
+    save_dataset(sequences, tmp_path / "dataset")
+    with Front(extractor, model, target.shape.vocab_size, tmp_path / "front", concurrency=4) as front:
+        command = [
+            str(Path(sys.executable).with_name("speculators")), "generate-offline-data",
+            "--endpoint", f"{front.address}/v1", "--model", model, "--preprocessed-data", str(tmp_path / "dataset"),
+            "--output", str(tmp_path / "states"), "--concurrency", "4", "--validate-outputs", "--fail-on-error",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert front.served == SAMPLES
+        assert list(front.folder.iterdir()) == [], "the client has taken every file"
+        refused = httpx.post(f"{front.address}/v1/completions", json={"prompt": [1] * 5000}, timeout=60)
+        assert refused.status_code == 400, refused.text
+
+    for number, ids in enumerate(sequences):
+        ours, theirs = extractor.extract(ids), load_file(tmp_path / "states" / f"hs_{number}.safetensors")
+        assert theirs["token_ids"].tolist() == ids
+        assert theirs["hidden_states"].shape == (len(ids), len(round_.config.extract.taps) + 1, 576)
+        # Requests that shared a batch differ from a lone one by rounding only.
+        error = (
+            theirs["hidden_states"].float() - ours.hidden_states.float()
+        ).norm() / ours.hidden_states.float().norm()
+        assert error < 5e-3
+        assert theirs["hidden_states"].dtype == torch.bfloat16
+
+
+def test_training_generates_the_states_it_lacks(
+    round_: Round, extractor: Extractor, sequences: list[list[int]], tmp_path: Path
+) -> None:
+    """``speculators train --on-missing generate``, through our entry because the trainer alone has no CPU mode."""
+    model, events = str(round_.target.path), tmp_path / "events.jsonl"
+    save_dataset(sequences, tmp_path / "dataset")
+    with Front(extractor, model, round_.target.shape.vocab_size, tmp_path / "front", concurrency=4) as front:
+        command = [
+            sys.executable, "-m", "infra.drafter.trainer_entry", "--events", str(events), "--device", "cpu",
+            "--speculator-type", "eagle3", "--verifier-name-or-path", model, "--data-path", str(tmp_path / "dataset"),
+            "--save-path", str(tmp_path / "draft"), "--log-dir", str(tmp_path / "logs"),
+            "--hidden-states-backend", "file", "--on-missing", "generate", "--vllm-endpoint", f"{front.address}/v1",
+            "--train-data-ratio", "0.8", "--target-layer-ids", *map(str, round_.config.extract.taps),
+            "--draft-arch", "llama", "--num-layers", "1", "--full-attention-indices", "0", "--no-norm-before-residual",
+            "--mask-token-id", "0", "--total-seq-len", "256", "--ttt-steps", "2", "--epochs", "1", *CPU_ARGUMENTS,
+        ]  # fmt: skip
+        env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TORCH_COMPILE_DISABLE": "1"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert front.served >= SAMPLES
+        assert list(front.folder.iterdir()) == [], "what was read is deleted"
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    losses = [line["train"]["loss"] for line in lines if "train" in line]
+    assert losses
+    assert all(0 < loss < 100 for loss in losses)
+    assert not (tmp_path / "dataset" / "hidden_states").exists(), "no states are stored"

@@ -1,0 +1,200 @@
+"""Hidden states out of a real SGLang on CPU, against transformers; and faults planted in its launch and its plugin."""
+
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from infra.config.round import EngineConfig, RungConfig, TargetConfig
+from infra.config.settings import Settings
+from infra.config.target import Target, open_target
+from infra.engines.base import Launch, LaunchRequest, Server, engine_version, find_engine
+from infra.engines.client import Client
+from infra.engines.environments import environment_python
+from infra.engines.extraction import ExtractionFault, Extractor
+from infra.engines.final_norm import read_final_norm
+from infra.engines.layer_ids import engine_layer_ids
+from infra.engines.sglang_capture import PLUGIN
+
+pytestmark = pytest.mark.timeout(1500)
+
+TAPS = (2, 15, 27)
+CHUNK = 32
+TEXT = "The quick brown fox jumps over the lazy dog while seven wizards mix a jug of quartz, and nobody asks why. " * 9
+LENGTHS = (200, 1, 31, 32, 33, 64, 97, 129)
+TRUNCATED = 50
+PLANTED = f"""
+from eagle3_sglang import gather
+
+add = gather.Gather.add
+
+def short(self, start, length, rows):
+    if start == {CHUNK} and length == {TRUNCATED - CHUNK}:
+        rows = rows[: length - 1]
+    add(self, start, length, rows)
+
+def register():
+    gather.Gather.add = short
+"""
+"""A second plugin, which loses the last row of the second chunk of requests of ``TRUNCATED`` tokens."""
+
+ROUNDING = 0.005
+"""More than float32 states lose in bfloat16, and less than a quarter of the way to a neighbouring layer."""
+
+Change = Callable[[Launch], Launch]
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Settings:
+    return Settings(state_dir=tmp_path_factory.mktemp("state"), models_path=models)
+
+
+@pytest.fixture(scope="module")
+def target(settings: Settings) -> Target:
+    return open_target(TargetConfig(name="SmolLM2-135M-Instruct"), settings.models_dir)
+
+
+@pytest.fixture(scope="module")
+def tokens(target: Target) -> list[int]:
+    return [int(token) for token in AutoTokenizer.from_pretrained(target.path)(TEXT)["input_ids"]]
+
+
+class Changed:
+    """SGLang, launched in another way than the project does."""
+
+    def __init__(self, change: Change) -> None:
+        self._engine, self._change = find_engine("sglang"), change
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._engine, name)
+
+    def launch(self, *args: object) -> Launch:
+        return self._change(self._engine.launch(*args))  # type: ignore[arg-type]
+
+
+@contextmanager
+def serving(
+    settings: Settings, target: Target, staging: Path, change: Change = lambda launch: launch
+) -> Iterator[Extractor]:
+    """The extraction side of a server with small chunks; it is gone afterwards."""
+    staging.mkdir()
+    rung = RungConfig(name="small-chunks", flags=("--chunked-prefill-size", str(CHUNK)))
+    config = EngineConfig(device="cpu", dtype="float32", max_model_len=512, ready_seconds=900, ladder=(rung,))
+    request = LaunchRequest(target, config, "extract", taps=TAPS, staging=staging, concurrency=8)
+    engine = Changed(change)
+    with Server(engine, request, settings) as server:  # type: ignore[arg-type]
+        server.wait_ready()
+        shape = target.shape
+        ids = engine_layer_ids("sglang", server.version, shape.family, TAPS, shape.layers)
+        with Client(server.base_url, timeout=300, dialect=find_engine("sglang").dialect) as client:
+            yield Extractor(client, staging, TAPS, shape.hidden_size, final_norm=read_final_norm(target), layer_ids=ids)
+
+
+def test_states_equal_the_references_under_chunks_and_concurrency(
+    settings: Settings, target: Target, tokens: list[int], tmp_path: Path
+) -> None:
+    sequences = [tokens[start : start + length] for start, length in enumerate(LENGTHS)]
+    with serving(settings, target, tmp_path / "staging") as extractor, ThreadPoolExecutor(len(LENGTHS)) as threads:
+        extractor.prove()
+        found = list(threads.map(extractor.extract, sequences))
+    assert list((tmp_path / "staging").iterdir()) == []
+    reference, norm = Reference(target), read_final_norm(target)
+    for sequence, states in zip(sequences, found, strict=True):
+        assert states.token_ids.tolist() == sequence
+        layers = reference.layers(sequence)
+        for slot, tap in enumerate(TAPS):
+            found_tap = states.hidden_states[:, slot]
+            assert errors(found_tap, layers[tap]).max() < ROUNDING, (tap, len(sequence))
+            if len(sequence) > 1:  # the first token's stream hardly changes from layer to layer
+                neighbour = min(errors(found_tap, layers[near]).median() for near in (tap - 1, tap + 1))
+                assert neighbour > 4 * ROUNDING, (tap, len(sequence))
+        assert errors(norm(states.hidden_states[:, -1]), layers[-1]).max() < ROUNDING, len(sequence)
+        assert states.next_token == reference.next_token(sequence)
+
+
+def test_a_prefix_from_the_cache_and_a_lost_row_are_refused_and_the_rest_goes_on(
+    settings: Settings, target: Target, tmp_path: Path
+) -> None:
+    plant(tmp_path / "planted")
+
+    def change(launch: Launch) -> Launch:
+        command = tuple(part for part in launch.command if part != "--disable-radix-cache")
+        path = f"{launch.env['PYTHONPATH']}:{tmp_path / 'planted'}"
+        return replace(launch, command=command, env={**launch.env, "PYTHONPATH": path})
+
+    with serving(settings, target, tmp_path / "staging", change) as extractor:
+        with pytest.raises(ExtractionFault, match=rf"{TRUNCATED - 1} rows for {TRUNCATED} tokens"):
+            extractor.extract(range(1000, 1000 + TRUNCATED))
+        assert extractor.extract(range(2000, 2040)).token_ids.tolist() == list(range(2000, 2040))
+        with pytest.raises(ExtractionFault, match="taken from the prefix cache"):
+            extractor.extract(range(2000, 2060))
+        with pytest.raises(ExtractionFault, match="taken from the prefix cache"):
+            extractor.prove()
+        assert extractor.extract(range(3000, 3040)).token_ids.tolist() == list(range(3000, 3040))
+
+
+def test_a_plugin_that_is_not_this_checkouts_is_refused(settings: Settings, target: Target, tmp_path: Path) -> None:
+    stale = tmp_path / PLUGIN.name
+    shutil.copytree(PLUGIN, stale)
+    with (stale / PLUGIN.name / "gather.py").open("a") as module:
+        module.write("# as it was last week\n")
+
+    def change(launch: Launch) -> Launch:
+        return replace(
+            launch, env={**launch.env, "PYTHONPATH": launch.env["PYTHONPATH"].replace(str(PLUGIN), str(stale))}
+        )
+
+    with (
+        serving(settings, target, tmp_path / "staging", change) as extractor,
+        pytest.raises(ExtractionFault, match="not the one of this checkout"),
+    ):
+        extractor.prove()
+
+
+def test_the_installed_release_has_what_was_recorded_of_it(settings: Settings) -> None:
+    """What the table says was read from a wheel; here it is read from what runs."""
+    spec = importlib.util.spec_from_file_location("targets", PLUGIN / "targets.py")
+    assert spec is not None
+    assert spec.loader is not None
+    targets = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(targets)
+    [packages] = environment_python("sglang-cpu", settings.cache_dir).parent.parent.glob("lib/python3*/site-packages")
+    version, read = targets.reader(packages)
+    assert version == engine_version("sglang", "cpu", settings)
+    assert targets.facts(read) == targets.recorded()[version]
+
+
+def plant(folder: Path) -> None:
+    """A distribution with a plugin that SGLang loads after ours."""
+    metadata = folder / "zz_planted-1.dist-info"
+    metadata.mkdir(parents=True)
+    (folder / "zz_planted.py").write_text(PLANTED)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: zz-planted\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[sglang.srt.plugins]\nzz_planted = zz_planted:register\n")
+
+
+class Reference:
+    """transformers in float32: entry k enters layer k; the last one comes after the final norm."""
+
+    def __init__(self, target: Target) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(target.path, dtype=torch.float32)
+
+    def layers(self, token_ids: Sequence[int]) -> list[torch.Tensor]:
+        with torch.inference_mode():
+            return [layer[0] for layer in self._model(torch.tensor([list(token_ids)]), output_hidden_states=True)[2]]
+
+    def next_token(self, token_ids: Sequence[int]) -> int:
+        with torch.inference_mode():
+            return int(self._model(torch.tensor([list(token_ids)])).logits[0, -1].argmax())
+
+
+def errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Relative error of each token."""
+    return (found.float() - expected).norm(dim=-1) / expected.norm(dim=-1)

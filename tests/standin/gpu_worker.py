@@ -1,0 +1,39 @@
+"""Answers questions about the stand-in GPUs in a process of its own, many in a row; see ``standin.gpus``.
+
+stdin carries a JSON line a question (environment, wanted, policy, run_dir), stdout JSON lines: ``{"say": line}`` while
+it works, then ``{"done": facts}``.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from infra.config.policies import GpuConfig
+from infra.machine.gpu_policy import Clearing, View
+
+
+def main() -> None:
+    for line in sys.stdin:
+        question = json.loads(line)
+        os.environ.update(question["environment"])
+        policy = GpuConfig(**question["policy"])
+        view = View(Path(question["run_dir"]), alone=question["alone"], share=policy.free)
+        clearing = Clearing(policy, view, question["wanted"], lambda text: answer(say=text))
+        cleared = clearing.run()
+        answer(
+            done={
+                "enough": cleared.enough,
+                "fit": [finding.gpu.index for finding in cleared.fit],
+                "unfit": [str(finding) for finding in cleared.unfit],
+                "acts": [{"action": act.action, "gpus": act.gpus, "text": act.text} for act in cleared.acts],
+            }
+        )
+
+
+def answer(**message: object) -> None:
+    print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""The disk guard on a real small disk: it pauses, frees in the policy's order, goes on by itself, or stops and says."""
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from standin.small_disk import fill, small_disk
+from unit.test_retention import finish
+
+from infra.config.round import RetentionConfig as Policy
+from infra.config.round import RoundConfig
+from infra.config.settings import Settings
+from infra.errors import DiskFull, GateError
+from infra.steps import budget
+from infra.steps.budget import DiskGuard, Notice
+from infra.steps.leftovers import clean, survey
+from infra.steps.lock import lock
+from infra.steps.results import TRAINING
+from infra.steps.rooms import Room, room_gate
+from infra.store.objects import ObjectStore
+from infra.store.rounds import RoundStore
+
+SIZE = 8 << 20
+LOW_WATER = 1 << 20
+OWN = "rounds/mine/hidden/now"
+FIELDS: dict[str, Any] = {
+    "name": "mine",
+    "target": {"name": "t"},
+    "extract": {"taps": [1]},
+    "engines": {"vllm": {"device": "cpu"}},
+    "retention": {"states": "until_published", "earlier_rounds": True},
+}
+
+
+class Standing:
+    """What the guard asks of a round."""
+
+    def __init__(self, disk: Path, **changes: Any) -> None:
+        self.config = RoundConfig.model_validate({**FIELDS, **changes})
+        self.settings = Settings(
+            state_dir=disk / "state", store_url=f"file://{disk}/store", scratch_path=disk / "scratch"
+        )
+        self.store = ObjectStore(self.settings.store)
+        self.rounds = RoundStore(self.store, "mine")
+        self.scratch = self.settings.scratch_dir / "mine"
+        self.scratch.mkdir(parents=True)
+        self.keys = {"hidden": "now"}
+
+    def prefix(self, step: str) -> str:
+        return self.rounds.step_prefix(step, "now")
+
+
+class Watched:
+    """A guard on a small disk, and what it told."""
+
+    def __init__(self, disk: Path, **changes: Any) -> None:
+        self.disk = disk
+        self.round = Standing(disk, **changes)
+        self.guard = DiskGuard(self.round)  # type: ignore[arg-type]
+        self.notices: list[Notice] = []
+        self.on: dict[str, Callable[[], object]] = {}
+        self.guard.tell = self._hear
+
+    def _hear(self, notice: Notice) -> None:
+        self.notices.append(notice)
+        self.on.get(notice.kind, lambda: None)()
+
+    def kinds(self) -> list[str]:
+        found = [notice.kind for notice in self.notices]
+        return [kind for number, kind in enumerate(found) if number == 0 or kind != found[number - 1]]
+
+
+Watch = Callable[..., Watched]
+
+
+@pytest.fixture
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    monkeypatch.setattr(budget, "POLL_SECONDS", 0.01)
+    with small_disk(tmp_path / "disk", SIZE) as disk:
+
+        def make(free_bytes: int = LOW_WATER, pause_seconds: float = 60, **changes: Any) -> Watched:
+            bounds = {"free_bytes": free_bytes, "pause_seconds": pause_seconds, **changes.pop("budget", {})}
+            return Watched(disk, budget=bounds, **changes)
+
+        yield make
+
+
+def test_with_room_it_lets_everything_pass(watch: Watch) -> None:
+    watched = watch()
+    watched.guard.before("shard 0", store=1 << 20, scratch=1 << 20)
+    assert watched.guard.through(lambda: "done") == "done"
+    assert watched.notices == []
+
+
+def test_needs_on_one_file_system_add_up(watch: Watch) -> None:
+    watched = watch(pause_seconds=0)
+    watched.guard.before("a", store=4 << 20)
+    watched.guard.before("b", scratch=4 << 20)
+    with pytest.raises(GateError, match=r"disk gate: no room before both within 0 s: 8\.4 MB free on .*/disk \(store"):
+        watched.guard.before("both", store=4 << 20, scratch=4 << 20)
+
+
+def test_it_goes_on_by_itself_when_another_frees_room(watch: Watch) -> None:
+    watched = watch()
+    ballast = fill(watched.disk, leave=1 << 19)
+    watched.on["waiting"] = lambda: threading.Thread(target=lambda: ballast.unlink(missing_ok=True)).start()
+    watched.guard.before("shard 3", store=1 << 16)
+
+    assert watched.kinds() == ["pause", "waiting", "resume"]
+    texts = {notice.kind: notice.text for notice in watched.notices}
+    assert texts["waiting"].startswith("paused: 524.3 kB free on ")
+    assert texts["waiting"].endswith("needs 1.1 MB")
+    assert texts["resume"].startswith("paused 0 s before shard 3 for want of disk: 524.3 kB free")
+
+
+def test_it_stops_after_the_bound_and_says_what_could_go(watch: Watch) -> None:
+    watched = watch(pause_seconds=0.05, retention={"states": "keep", "earlier_rounds": False})
+    finish(watched.round.store, "other")
+    watched.round.store.put("rounds/other/hidden/h1/00000/states", bytes(1 << 20))
+    watched.round.store.put(f"{OWN}/00000/states", bytes(1 << 20))
+    fill(watched.disk, leave=1 << 19)
+    with pytest.raises(GateError) as stopped:
+        watched.guard.before("shard 3", store=1 << 16)
+
+    said = str(stopped.value)
+    assert "no room before shard 3" in said
+    assert "1.0 MB at file://" in said
+    assert "rounds/other/hidden/h1 (other: no round file names this round" in said
+    assert OWN not in said, "what this round works on is not offered"
+    assert watched.kinds() == ["pause", "waiting", "stop"]
+    assert watched.round.store.exists("rounds/other/hidden/h1/00000/states")
+
+
+def test_it_frees_in_order_no_more_than_needed_and_never_what_it_works_on(watch: Watch) -> None:
+    watched = watch()
+    store, scratch = watched.round.store, watched.round.settings.scratch_dir
+    finish(store, "other")
+    store.put("rounds/other/hidden/h1/00000/states", bytes(1 << 20))
+    store.put(f"{OWN}/00000/states", bytes(1 << 20))
+    dead = watched.disk / "store" / "rounds" / ".put-0123456789abcdef"
+    dead.write_bytes(bytes(1 << 18))
+    os.utime(dead, (0, 0))
+    finished = _training(store, scratch, "mine", "done", whole=True)
+    unfinished = _training(store, scratch, "mine", "running", whole=False)
+    ballast = fill(watched.disk, leave=LOW_WATER - (1 << 17))
+
+    watched.guard.before("shard 0")
+    assert [notice.text.split("(")[-1] for notice in watched.notices if notice.kind == "freed"] == [
+        "half written, and its writer died)"
+    ]
+    ballast.write_bytes(b"")
+    fill(watched.disk, leave=1 << 18)
+    watched.guard.before("shard 1", store=1 << 18)
+
+    freed = [notice.text for notice in watched.notices if notice.kind == "freed"]
+    assert [("checkpoints of a finished draft" in text, "rounds/other/hidden/h1" in text) for text in freed[1:]] == [
+        (True, False),
+        (False, True),
+    ]
+    assert not finished.exists()
+    assert unfinished.exists()
+    assert store.exists(f"{OWN}/00000/states")
+    assert store.list("rounds/other/samples") != []
+
+
+def test_what_another_process_works_on_is_left_alone(watch: Watch) -> None:
+    watched = watch(pause_seconds=0)
+    finish(watched.round.store, "other")
+    watched.round.store.put("rounds/other/hidden/h1/00000/states", bytes(1 << 20))
+    fill(watched.disk, leave=1 << 19)
+    with lock(watched.round.settings.run_dir, "other"), pytest.raises(GateError, match="nothing of this project's"):
+        watched.guard.before("shard 0")
+    assert watched.round.store.exists("rounds/other/hidden/h1/00000/states")
+    watched.guard.before("shard 0")
+    assert not watched.round.store.exists("rounds/other/hidden/h1/00000/states")
+
+
+def test_a_write_that_finds_the_disk_full_is_done_again_not_stormed(watch: Watch) -> None:
+    watched = watch(free_bytes=0)
+    watched.round.store.on_full = watched.guard.wait
+    ballast = fill(watched.disk, leave=1 << 16)
+    waits: list[int] = []
+
+    def later() -> None:
+        waits.append(1)
+        if len(waits) == 2:
+            ballast.unlink()
+
+    watched.on["pause"] = later
+    watched.guard.before("shard 0")
+    watched.round.store.put("x", bytes(1 << 20))
+    assert watched.round.store.size("x") == 1 << 20
+    assert watched.kinds() == ["pause", "waiting", "resume", "pause", "waiting", "resume"]
+
+
+def test_a_disk_that_says_it_has_room_and_takes_nothing_ends_within_the_bound(watch: Watch) -> None:
+    watched = watch(pause_seconds=0.2)
+    tries: list[int] = []
+
+    def quota() -> None:
+        tries.append(1)
+        raise DiskFull("Disk quota exceeded")
+
+    with pytest.raises(GateError, match="disk gate: no room before the next write within 0 s: Disk quota exceeded"):
+        watched.guard.through(quota)
+    assert 1 < len(tries) < 10, "each wait is twice as long as the one before"
+
+
+def test_writes_that_failed_together_are_waited_for_once(watch: Watch) -> None:
+    watched = watch(free_bytes=0)
+    together = [DiskFull("no room for row 6"), DiskFull("no room for row 7")]
+    for error in together:
+        watched.guard.wait(error)
+    assert watched.kinds() == ["pause", "waiting", "resume"]
+
+
+def test_other_errors_are_not_waited_for(watch: Watch) -> None:
+    watched = watch()
+    with pytest.raises(ZeroDivisionError):
+        watched.guard.through(lambda: 1 // 0)
+    assert watched.notices == []
+
+
+def test_the_budget_of_the_round_counts_too(watch: Watch) -> None:
+    watched = watch(pause_seconds=0, budget={"disk_bytes": 3 << 20})
+    watched.round.keys = {"hidden": "now"}
+    watched.round.store.put(f"{OWN}/00000/states", bytes(2 << 20))
+    watched.guard.before("shard 1", store=1 << 19)
+    with pytest.raises(GateError, match=r"holds 2\.6 MB and needs 2\.1 MB more, its budget is 3\.1 MB"):
+        watched.guard.before("shard 2", store=2 << 20)
+
+
+def test_a_clean_up_lists_what_goes_and_why_the_rest_stays(watch: Watch) -> None:
+    watched = watch()
+    store, settings = watched.round.store, watched.round.settings
+    finish(store, "done")
+    finish(store, "kept")
+    finish(store, "unknown")
+    _training(store, settings.scratch_dir, "done", "d9", whole=False)
+    (settings.scratch_dir / "done" / "staging").mkdir()
+    (settings.scratch_dir / "done" / "staging" / "x.safetensors").write_bytes(bytes(5000))
+    policies = {"done": Policy(states="until_published"), "kept": Policy(states="keep")}
+
+    found = survey(store, settings, policies)
+    assert [item.path.removeprefix(f"{settings.scratch_dir}/") for item in found.go] == [
+        "done/staging",
+        "rounds/done/hidden/h1",
+    ]
+    why = {item.path: item.why for item in found.stay}
+    assert why["rounds/kept/hidden/h1"] == "kept: retention.states is keep"
+    assert why["rounds/unknown/hidden/h1"].startswith("unknown: no round file names this round")
+    assert why["rounds/done/samples"] == "done: hidden states are extracted again from them"
+    assert why[str(settings.scratch_dir / "done" / "train-d9")] == "done: a training that goes on from here"
+    assert store.list("rounds/done/hidden") != []
+
+    with lock(settings.run_dir, "done"):
+        assert clean(store, settings, policies).go == ()
+    assert clean(store, settings, policies) == found
+    assert store.list("rounds/done/hidden/h1") == []
+    assert store.list("rounds/kept/hidden/h1") != []
+    assert not (settings.scratch_dir / "done" / "staging").exists()
+    assert (settings.scratch_dir / "done" / "train-d9").exists()
+
+
+def test_the_plan_gate_judges_each_file_system() -> None:
+    shared = Room(mount="/data", folders=("store", "scratch"), needed=8, free=10)
+    room_gate("r", [shared], 2)
+    with pytest.raises(GateError, match=r"plan gate: round r still needs 0\.0 kB of disk on /data \(for store and scr"):
+        room_gate("r", [shared, Room(mount="/dev/shm", folders=("scratch",), needed=1, free=100)], 3)
+    room_gate("finished", [Room(mount="/", folders=("store",), needed=0, free=1)], 1 << 30)
+
+
+def _training(store: ObjectStore, scratch: Path, name: str, key: str, whole: bool) -> Path:
+    """Checkpoints in scratch, and in the store the whole draft or only a part of it."""
+    folder = scratch / name / f"train-{key}" / "checkpoints" / "0"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(bytes(1 << 18))
+    store.put(f"rounds/{name}/draft/{key}/model.safetensors", b"w")
+    if whole:
+        store.put(f"rounds/{name}/draft/{key}/{TRAINING}", json.dumps({"files": {"model.safetensors": ""}}).encode())
+    return scratch / name / f"train-{key}"

@@ -1,0 +1,105 @@
+"""The draft's layouts by engine: SGLang's ids for the taps, and rounds that ask SGLang for what it cannot do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit import sglang_reader
+from unit.test_sglang_format import config as draft_config
+from unit.test_sglang_format import draft
+
+from infra.config.load import build_round, load_round, round_file
+from infra.config.round import RoundConfig, TargetShape
+from infra.config.settings import Settings
+from infra.drafter.sglang_format import write_sglang
+from infra.engines.layer_ids import taps_of
+from infra.errors import EngineError
+from infra.machine.gpu import GpuReport
+from infra.steps.layouts import layout_note, sglang_faults, sglang_numbers
+from infra.steps.plan import make_plan
+from infra.steps.preflight import faults
+
+LLAMA = TargetShape(layers=30, hidden_size=576, vocab_size=49152, weight_bytes=1, family="llama")
+KIMI = TargetShape(layers=61, hidden_size=7168, vocab_size=163840, weight_bytes=1, family="deepseek_v3")
+NO_GPU = GpuReport(False, "no NVIDIA driver", "", ())
+
+
+def smoke(name: str = "smoke-sglang", **overrides: Any) -> RoundConfig:
+    raw = load_round(round_file(name)).model_dump(mode="json")
+    return build_round(raw, {key.replace("__", "."): value for key, value in overrides.items()})
+
+
+@pytest.mark.parametrize(("shape", "taps"), [(LLAMA, (2, 15, 27)), (KIMI, (3, 31, 59)), (KIMI, (2, 30, 58))])
+@pytest.mark.parametrize("version", ["0.5.14", "0.5.17", "0.5.23", None])
+def test_the_published_ids_are_read_back_as_the_taps(
+    tmp_path: Path, shape: TargetShape, taps: tuple[int, ...], version: str | None
+) -> None:
+    numbers = sglang_numbers(taps, shape, version)
+    folder = draft(tmp_path / "draft", draft_config(eagle_aux_hidden_state_layer_ids=list(taps)))
+    read = sglang_reader.read(write_sglang(folder, tmp_path / "out", numbers))
+
+    assert read.ids is not None
+    said = json.loads((tmp_path / "out" / "eagle3.json").read_text())["layer_ids_hold_for"]
+    for reading in (numbers.version, said["since"], said["until"]):
+        assert taps_of("sglang", reading, shape.family, read.ids, shape.layers) == taps
+    assert version in (numbers.version, None)
+
+
+def test_a_version_or_family_that_nobody_read_is_refused_by_name() -> None:
+    with pytest.raises(EngineError, match=r"sglang 0\.5\.9"):
+        sglang_numbers((2, 15, 27), LLAMA, "0.5.9")
+    with pytest.raises(EngineError, match="'mamba' target is not known"):
+        sglang_numbers((2, 15, 27), LLAMA.model_copy(update={"family": "mamba"}), None)
+
+
+def test_a_cpu_round_that_serves_with_sglang_is_refused_in_one_sentence() -> None:
+    found = sglang_faults(smoke(serve_with="sglang"), LLAMA, "0.5.23")
+    assert [text.split(":")[0] for text in found] == [
+        "SGLang cannot serve an EAGLE-3 draft on the CPU (its draft backend wants kernels that no wheel has)"
+    ]
+
+
+def test_what_sglang_is_asked_for_and_cannot_do_is_named() -> None:
+    gpu = {"serve_with": "sglang", "engines__sglang__device": "cuda"}
+    assert sglang_faults(smoke(**gpu), LLAMA, "0.5.23") == []
+    [text] = sglang_faults(smoke(**gpu, train__norm_before_fc=True), LLAMA, "0.5.16")
+    assert "SGLang 0.5.16 cannot express norm_before_fc" in text
+    [text] = sglang_faults(smoke(), LLAMA, "0.5.9")
+    assert "sglang 0.5.9" in text
+    kimi = smoke("round2", extract__taps=[1, 30, 58])
+    [text] = sglang_faults(kimi, KIMI, "0.5.23")
+    assert "taps [1, 30, 58] cannot be captured by sglang 0.5.23" in text
+
+
+def test_a_round_without_sglang_is_never_refused_for_its_sake() -> None:
+    changes = {"train.norm_before_fc": True, "extract.taps": [0, 15, 27]}
+    config = build_round(load_round(round_file("smoke")).model_dump(mode="json"), changes)
+    assert sglang_faults(config, LLAMA, None) == []
+    assert "will not be published in SGLang's layout" in layout_note(config, LLAMA, None)
+
+
+def test_the_plan_of_round2_says_its_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE3_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("EAGLE3_CACHE_DIR", str(tmp_path))
+    notes = make_plan(smoke("round2", prompts__count=20), Settings()).notes
+    assert any("taps 3, 31, 59 are layer ids 3, 31, 59 of sglang 0.5.23" in note for note in notes)
+    assert not any("refuse" in note for note in notes)
+
+
+def test_preflight_names_the_command_that_builds_sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE3_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("EAGLE3_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("EAGLE3_ENV_SGLANG_CPU", raising=False)
+    said = " ".join(faults(smoke(), Settings(), NO_GPU))
+    assert "eagle3 engines install sglang-cpu" in said
+
+
+def test_plan_and_preflight_refuse_a_cpu_round_served_by_sglang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EAGLE3_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("EAGLE3_CACHE_DIR", str(tmp_path))
+    config = smoke(serve_with="sglang", prompts__count=20)
+    assert any("cannot serve an EAGLE-3 draft on the CPU" in text for text in faults(config, Settings(), NO_GPU))
+    assert any("preflight will refuse" in note and "on the CPU" in note for note in make_plan(config, Settings()).notes)

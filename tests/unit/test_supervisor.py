@@ -1,0 +1,223 @@
+"""Slow or hung, which rung first, which samples kill: the supervisor with a scripted server as a real process."""
+
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from standin.scripted import LOAD
+
+from infra.config.round import EngineConfig, RungConfig, TargetShape
+from infra.config.settings import Settings
+from infra.config.target import Target
+from infra.engines.client import Client
+from infra.engines.flights import Flights
+from infra.engines.launch import Launch, LaunchRequest
+from infra.engines.notice import Notice
+from infra.engines.server import Server, ServerHung
+from infra.engines.vllm import Vllm
+from infra.engines.watch import Watch
+from infra.errors import EngineError
+from infra.machine.processes import recorded
+
+SCRIPT = Path(__file__).parents[1] / "standin" / "scripted.py"
+STALL = 2.0
+
+
+class ScriptedEngine:
+    """Runs scripted.py; a rung's flags are its faults. Its log is vLLM's, and is read as vLLM's."""
+
+    name = "scripted"
+
+    def version(self, device: str, settings: Settings) -> str:
+        return "1.2.3"
+
+    def launch(self, request: LaunchRequest, rung: RungConfig, port: int, settings: Settings) -> Launch:
+        return Launch((sys.executable, str(SCRIPT), str(port), "mine", *rung.flags), {}, "mine")
+
+    def phase(self, line: str) -> str | None:
+        return Vllm().phase(line)
+
+    def cause(self, log: str) -> str | None:
+        return Vllm().cause(log)
+
+    def served_version(self, base_url: str) -> str:
+        return "1.2.3"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(state_dir=tmp_path / "state")
+
+
+def request_for(*rungs: tuple[str, ...], ready_seconds: float = 60, revision: str = "r") -> LaunchRequest:
+    shape = TargetShape(layers=2, hidden_size=8, vocab_size=9, weight_bytes=1, family="llama")
+    ladder = tuple(RungConfig(name=f"r{number}", flags=flags) for number, flags in enumerate(rungs))
+    config = EngineConfig(device="cpu", ready_seconds=ready_seconds, stall_seconds=STALL, ladder=ladder)
+    target = Target(name="t", path=Path("/nowhere"), shape=shape, revision=revision)
+    return LaunchRequest(target, config, "generate")
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> float:
+    """Seconds until the condition held."""
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < seconds
+        time.sleep(0.02)
+    return time.monotonic() - begin
+
+
+@pytest.mark.parametrize("fault", ["slow:6", "fills:6", "reads:6"])
+def test_a_load_that_takes_longer_than_a_stall_but_moves_is_waited_for(fault: str, settings: Settings) -> None:
+    said: list[str] = []
+    with Server(ScriptedEngine(), request_for((fault,)), settings) as server:
+        assert server.state == "starting"
+        server.wait_ready(said.append)
+        assert server.started_seconds > 2 * STALL
+        assert server.state == "ready"
+        assert server.failed_rungs == []
+    assert server.state == "stopped"
+    if fault.startswith("slow"):
+        assert {"loading weights: 1 of 1 files", "opening the port"} <= set(said)
+
+
+def test_a_server_that_spins_is_ended_with_evidence_and_the_next_rung_is_taken(settings: Settings) -> None:
+    notices: list[Notice] = []
+    with Server(ScriptedEngine(), request_for(("spins",), ()), settings) as server:
+        [spinning] = [record.child_pid for record in recorded(settings.run_dir)]
+        begin = time.monotonic()
+        server.wait_ready(on_notice=notices.append)
+        assert STALL < time.monotonic() - begin < 60
+        assert server.rung == "r1"
+        [(name, reason)] = server.failed_rungs
+    assert not psutil.pid_exists(spinning)
+    assert name == "r0"
+    assert reason.startswith("hung while loading weights: 0 of 1 files: in ")
+    assert [notice.what for notice in notices] == ["hang", "rung"]
+    evidence = Path(reason.rpartition("evidence: ")[2])
+    text = evidence.read_text()
+    assert "Loading safetensors checkpoint shards:   0% Completed" in text
+    assert f"{spinning} (child of" in text
+    if shutil.which("py-spy", path=str(Path(sys.executable).parent)) and "Permission" not in text:
+        assert "attention_backend_that_spins" in text
+
+
+def test_a_ladder_that_ends_with_a_hang_says_so(settings: Settings) -> None:
+    with (
+        Server(ScriptedEngine(), request_for(("spins",)), settings) as server,
+        pytest.raises(ServerHung, match=r"r0: hung while .*evidence: .*\.evidence\.txt"),
+    ):
+        server.wait_ready()
+    assert not [record for record in recorded(settings.run_dir) if record.alive]
+
+
+def test_the_rung_that_worked_comes_first_next_time(settings: Settings, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.txt"
+    broken.write_text("ValueError: no such attention backend\n")
+    ladder = ((f"dies:{broken}",), ())
+    begin(settings, request_for(*ladder), ["rung"], "r1")
+    begin(settings, request_for(*ladder), ["remembered"], "r1")
+    begin(settings, request_for(*ladder, revision="other"), ["rung"], "r1")
+    (settings.state_dir / "rungs.json").write_text("{damaged")
+    begin(settings, request_for(*ladder), ["rung"], "r1")
+
+
+def test_a_remembered_rung_that_fails_gives_way_to_the_ladders_order(settings: Settings, tmp_path: Path) -> None:
+    broken, first = tmp_path / "broken.txt", tmp_path / "first"
+    broken.write_text("ValueError: not today\n")
+    # r0 fails the first time only, r1 works the first time only.
+    ladder = ((f"once:{first}", f"dies:{broken}"), (f"dies:{tmp_path / 'later.txt'}",), ())
+    (tmp_path / "later.txt").write_text("RuntimeError: not any more\n")
+    begin(settings, request_for(*ladder), ["rung", "rung"], "r2")
+    server = begin(settings, request_for(*ladder), ["remembered"], "r2")
+    assert server.failed_rungs == []
+    memory = settings.state_dir / "rungs.json"
+    memory.write_text(memory.read_text().replace('"r2"', '"r1"'))
+    server = begin(settings, request_for(*ladder), ["remembered", "rung"], "r0")
+    assert [name for name, _ in server.failed_rungs] == ["r1"]
+
+
+def begin(settings: Settings, request: LaunchRequest, expected: list[str], rung: str) -> Server:
+    notices: list[Notice] = []
+    with Server(ScriptedEngine(), request, settings) as server:
+        server.wait_ready(on_notice=notices.append)
+        assert server.rung == rung
+    assert [notice.what for notice in notices] == expected
+    return server
+
+
+def test_a_rung_that_lost_its_port_is_tried_again(settings: Settings, tmp_path: Path) -> None:
+    taken = tmp_path / "taken.txt"
+    taken.write_text("OSError: [Errno 98] Address already in use\n")
+    server = begin(settings, request_for((f"once:{tmp_path / 'made'}", f"dies:{taken}")), ["rung"], "r0")
+    assert server.failed_rungs == []
+
+
+@pytest.fixture
+def serving(settings: Settings) -> Iterator[Callable[[str], tuple[Server, Flights]]]:
+    servers: list[Server] = []
+
+    def start(fault: str) -> tuple[Server, Flights]:
+        servers.append(Server(ScriptedEngine(), request_for((fault,)), settings))
+        servers[-1].wait_ready()
+        return servers[-1], Flights()
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def ask(server: Server, flights: Flights, sample: str) -> None:
+    with Client(server.base_url, timeout=60) as client, flights.of(sample):
+        client.generate([1, 2, 3], max_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("stuck:3", "its token counters stand still"), ("deaf:3", "it answers neither /metrics nor /health")],
+)
+def test_a_server_that_hangs_while_it_serves_is_ended(
+    fault: str, words: str, serving: Callable[[str], tuple[Server, Flights]]
+) -> None:
+    server, flights = serving(fault)
+    watch = Watch(server, flights, silence_seconds=1.0)
+    ask(server, flights, "a")
+    ask(server, flights, "b")
+    with pytest.raises(EngineError):
+        ask(server, flights, "c")
+    watch.stop()
+    assert server.hang.startswith("hung: 1 requests in flight, none answered in ")
+    assert words in server.hang
+    assert flights.landed == 2
+    assert flights.lost() == {"c"}
+    assert Path(server.hang.rpartition("evidence: ")[2]).is_file()
+    with pytest.raises(EngineError, match="ended"):
+        server.check()
+
+
+def test_a_long_answer_and_an_idle_server_are_left_alone(serving: Callable[[str], tuple[Server, Flights]]) -> None:
+    server, flights = serving("drips:4")
+    watch = Watch(server, flights, silence_seconds=1.0)
+    thread = threading.Thread(target=ask, args=(server, flights, "a"))
+    thread.start()
+    thread.join()
+    assert flights.landed == 1
+    assert wait_for(lambda: not flights.in_flight) < 1
+    watch.stop()
+    server.check()
+    assert server.hang == ""
+
+
+def test_the_recorded_log_is_a_real_engines() -> None:
+    lines = LOAD.read_text().splitlines()
+    assert any("version 0.32.0" in line for line in lines)
+    phases = [words for line in lines if (words := Vllm().phase(line)) is not None]
+    assert phases[0] == "read its arguments"
+    assert phases[-1] == "answering"
+    assert Vllm().phase("Capturing CUDA graphs (decode, FULL):  21%|##  | 14/67 [00:01<00:05,  9.61it/s]") == (
+        "capturing CUDA graphs: 14 of 67"
+    )
