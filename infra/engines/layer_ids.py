@@ -60,7 +60,7 @@ class Rule:
 
 _VLLM_CALLS = (
     "_maybe_add_hidden_state is called with the number of the first layer before the layers, and with idx + 1 after "
-    "layer idx (read in 0.32.0 and 0.33.0)"
+    "layer idx (read in 0.24.0, 0.32.0 and 0.33.0)"
 )
 _SGLANG_CALLS = (
     "set_eagle3_layers_to_capture adds 1 to given ids, and the stream that enters a captured layer is kept; the last "
@@ -70,14 +70,20 @@ _SGLANG_CALLS = (
 RULES: tuple[Rule, ...] = (
     Rule(
         "vllm", ("llama", "mistral"), (0, 24, 0), (0, 33, 999), 0, 0, "id",
-        "0.32.0 equals transformers on SmolLM2 at taps 2, 15, 27 and 30 (run); models/llama.py: " + _VLLM_CALLS,
+        "0.24.0 and 0.32.0 equal transformers on SmolLM2 at taps 2, 15, 27 and 30 (run); models/llama.py: "
+        + _VLLM_CALLS,
     ),
     Rule(
-        "vllm", ("qwen2", "qwen3"), (0, 32, 0), (0, 33, 999), 0, 0, "id",
-        "models/qwen2.py, used by qwen3.py: " + _VLLM_CALLS,
+        "vllm", ("qwen2", "qwen3"), (0, 24, 0), (0, 33, 999), 0, 0, "id",
+        "0.24.0 equals transformers on random weights at taps 2, 4, 5 and 8 (run, H200); models/qwen2.py, used by "
+        "qwen3.py: " + _VLLM_CALLS,
     ),
-    Rule("vllm", ("qwen3_moe",), (0, 32, 0), (0, 33, 999), 0, 0, "id", "models/qwen3_moe.py: " + _VLLM_CALLS),
-    Rule("vllm", ("gpt_oss",), (0, 32, 0), (0, 33, 999), 0, 0, "id", "models/gpt_oss.py: " + _VLLM_CALLS),
+    Rule(
+        "vllm", ("qwen3_moe",), (0, 24, 0), (0, 33, 999), 0, 0, "id",
+        "0.24.0 equals transformers on random weights at taps 2, 4, 5 and 8, on one GPU and on two (run, H200); "
+        "models/qwen3_moe.py: " + _VLLM_CALLS,
+    ),
+    Rule("vllm", ("gpt_oss",), (0, 24, 0), (0, 33, 999), 0, 0, "id", "models/gpt_oss.py: " + _VLLM_CALLS),
     Rule(
         "vllm", ("minimax_m2",), (0, 32, 0), (0, 32, 999), 0, 0, "id",
         "models/minimax_m2.py: the calls of the other families (read in 0.32.0)",
@@ -89,14 +95,17 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sglang", ("llama", "mistral"), (0, 5, 14), (0, 5, 23), -1, 1, "none",
-        "0.5.23 equals transformers on a tiny Llama (run); models/llama.py: " + _SGLANG_CALLS,
+        "0.5.17 (H200) and 0.5.23 (CPU) equal transformers on SmolLM2 at taps 2, 15 and 27 (run); models/llama.py: "
+        + _SGLANG_CALLS,
     ),
     Rule(
         "sglang", ("qwen2", "qwen3"), (0, 5, 14), (0, 5, 23), -1, 1, "none",
-        "models/qwen2.py and qwen3.py: " + _SGLANG_CALLS,
+        "0.5.17 equals transformers on random weights at taps 2, 4 and 5 (run, H200); models/qwen2.py and qwen3.py: "
+        + _SGLANG_CALLS,
     ),
     Rule(
         "sglang", ("qwen2_moe", "qwen3_moe"), (0, 5, 14), (0, 5, 23), -1, 1, "none",
+        "0.5.17 equals transformers on random weights at taps 2, 4 and 5, on one GPU and on two (run, H200); "
         "models/qwen2_moe.py and qwen3_moe.py: " + _SGLANG_CALLS,
     ),
     Rule("sglang", ("glm4_moe",), (0, 5, 14), (0, 5, 23), -1, 1, "none", "models/glm4_moe.py: " + _SGLANG_CALLS),
@@ -113,8 +122,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "sglang", ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"), (0, 5, 14), (0, 5, 23), 0, 1, "none",
-        "models/deepseek_v2.py, to which kimi_k25.py hands on: set_eagle3_layers_to_capture takes ids as they are, but "
-        "adds 1 when the first id is 1 (read in 0.5.14 to 0.5.23; until 0.5.10 it always added 1, pull request 25454)",
+        "0.5.17 equals transformers on random weights, ids 1, 3, 4 giving taps 2, 4, 5 and ids 3, 4, 5 themselves "
+        "(run, H200); models/deepseek_v2.py, to which kimi_k25.py hands on: set_eagle3_layers_to_capture takes ids as "
+        "they are, but adds 1 when the first id is 1 (read in 0.5.14 to 0.5.23; until 0.5.10 it always added 1, pull "
+        "request 25454)",
         Unless("first is 1", -1),
     ),
 )  # fmt: skip

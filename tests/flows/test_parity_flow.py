@@ -72,7 +72,8 @@ OURS = EngineChoice(engine="vllm")
 
 async def artifacts() -> dict[str, Any]:
     async with get_client() as client:
-        return {item.key: item for item in await client.read_artifacts() if item.key}
+        found = sorted(await client.read_artifacts(), key=lambda item: item.created)
+        return {item.key: item for item in found if item.key}
 
 
 def test_two_versions_that_agree_pass_and_leave_nothing(machine: Machine, tmp_path: Path) -> None:

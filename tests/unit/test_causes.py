@@ -1,4 +1,4 @@
-"""What the end of a log says: one sentence, and the remedy; the logs were written by the versions that they name."""
+"""What the end of a log says: one sentence, and the remedy. The lines are single wordings, not whole recorded logs."""
 
 import pytest
 
