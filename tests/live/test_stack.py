@@ -45,7 +45,7 @@ def eagle3(config: RoundConfig, overrides: dict[str, Any] = {}) -> None:
     finally:
         (NOTES / f"ended-{flow_run.id}").touch()
 '''
-NIGHTLY = """
+EMPTY = """
 from prefect import flow
 
 
@@ -77,8 +77,10 @@ class Machine:
             folder.mkdir(parents=True)
         self.profiles.write_text(PROFILES)
         (flows / "eagle3.py").write_text(FLOW)
-        (flows / "reextract.py").write_text(NIGHTLY.format(name="reextract", parameters="rounds: list[str] = []"))
-        (flows / "cleanup.py").write_text(NIGHTLY.format(name="cleanup", parameters="dry_run: bool = True"))
+        (flows / "reextract.py").write_text(EMPTY.format(name="reextract", parameters="rounds: list[str] = []"))
+        (flows / "cleanup.py").write_text(EMPTY.format(name="cleanup", parameters="dry_run: bool = True"))
+        both = "config: dict, extracting: dict, serving: dict, samples: int = 8, overrides: dict = {}"
+        (flows / "parity.py").write_text(EMPTY.format(name="parity", parameters=both))
         (self.rounds / "tiny.yaml").write_text((ROUNDS / "tiny.yaml").read_text())
 
     @property
@@ -278,7 +280,7 @@ def test_prefects_own_deploy_makes_the_same_deployments(up: Machine) -> None:
     ours = up.deployments()
     up.prefect("deploy", "--prefect-file", "deployments/prefect.yaml", "--all")
     theirs = up.deployments()
-    assert len(ours) == 3
+    assert len(ours) == 4
     assert theirs == ours
 
 
