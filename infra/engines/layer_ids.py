@@ -117,7 +117,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "sglang", ("gpt_oss",), (0, 5, 17), (0, 5, 23), -1, 1, "none",
         "models/gpt_oss.py: as before, but ids whose largest is L are taken as they are, with the last layer's output "
-        "(read in 0.5.17 to 0.5.23; on random weights 0.5.17 leaves transformers from layer 2 on: run, H200, not proven)",
+        "(read in 0.5.17 to 0.5.23; unproven: 0.5.17 left transformers from layer 2 on with random weights, H200)",
         Unless("largest is L", 0),
     ),
     Rule(
