@@ -75,7 +75,7 @@ def fit_for_parity(round_: Round, environment: str) -> None:
     if target.fetch and target.source and not (settings.models_dir / target.name / "config.json").is_file():
         fetch_target(target, settings.models_dir, settings.cache_dir, get_run_logger().info)
     with using_environment(steps.environment_of(round_), environment):
-        found = faults(round_.config, settings, gpus())
+        found = faults(round_.config, settings, gpus(), serves=False)
     if found:
         raise PreflightError("this machine cannot compare these engines: " + "; ".join(found))
 

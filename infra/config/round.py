@@ -14,6 +14,16 @@ from infra.config.policies import BudgetConfig, GatesConfig, GpuConfig, Retentio
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 EngineName = Literal["vllm", "sglang"]
+QuarantinedShare = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=1,
+        description="Largest share of samples left out because the server dies or hangs on them (one is always let "
+        "pass).",
+        json_schema_extra=KNOB,
+    ),
+]
 
 
 class TargetShape(Strict):
@@ -89,14 +99,7 @@ class GenerateConfig(Strict):
     max_truncated: float = Field(default=1.0, ge=0, le=1, description="Largest share of answers cut at max_tokens.")
     max_empty: float = Field(default=0.05, ge=0, le=1, description="Largest share of empty answers.")
     max_refused: float = Field(default=0.05, ge=0, le=1, description="Largest share of prompts the engine refused.")
-    max_quarantined: float = Field(
-        default=0.01,
-        ge=0,
-        le=1,
-        description="Largest share of samples left out because the server dies or hangs on them (one is always let "
-        "pass).",
-        json_schema_extra=KNOB,
-    )
+    max_quarantined: QuarantinedShare = 0.01
 
 
 class PrepareConfig(Strict):
@@ -122,14 +125,7 @@ class ExtractConfig(Strict):
     timeout_seconds: float = Field(
         default=600.0, gt=0, description="Longest wait for one sample, seconds.", json_schema_extra=KNOB
     )
-    max_quarantined: float = Field(
-        default=0.01,
-        ge=0,
-        le=1,
-        description="Largest share of samples left out because the server dies or hangs on them (one is always let "
-        "pass).",
-        json_schema_extra=KNOB,
-    )
+    max_quarantined: QuarantinedShare = 0.01
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:

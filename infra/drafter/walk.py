@@ -5,7 +5,6 @@ accepted run comes a harder position than the average one. The walk starts where
 """
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +15,10 @@ from numpy.typing import NDArray
 
 from infra.drafter.acceptance import Acceptance, pooled
 from infra.errors import TrainingError
-from infra.machine.host import cpu_count
-from infra.machine.processes import Guarded, Spec, clean_environment
+from infra.machine.processes import Guarded, Spec, clean_environment, forward_environment
 from infra.store.objects import store_environment
 from infra.store.samples import Sample
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 POLL_SECONDS = 0.25
 
 
@@ -156,18 +153,11 @@ def walk(
     answer.unlink(missing_ok=True)
     question = {"draft": str(draft), "url": states_url, "prefix": states_prefix, "drafts": drafts, "rows": asked}
     request.write_text(json.dumps(question))
-    env = {
-        "PYTHONPATH": str(REPOSITORY),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cpu_count())),
-        "HF_HUB_OFFLINE": "1",
-        # A few forward passes are not worth compiling, and would need a C++ compiler that torch gets along with.
-        "TORCH_COMPILE_DISABLE": "1",
-    }
     spec = Spec(
         command=(str(python or Path(sys.executable)), "-m", "infra.drafter.walk_entry", str(request), str(answer)),
         purpose="walk the chain",
         log=workdir / "walk.log",
-        env=clean_environment(env | store_environment(states_url)),
+        env=clean_environment(forward_environment() | store_environment(states_url)),
         cwd=workdir,
     )
     with Guarded.start(spec, run_dir) as process:

@@ -12,6 +12,8 @@ from infra.engines.dialect import Dialect
 from infra.errors import EngineError
 
 Profile = Literal["generate", "extract", "bench"]
+MLA_FAMILIES = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"})
+"""Families (``model_type``) with latent attention, which engines cannot run or capture everywhere."""
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ def find_rule(engine: str, version: str, family: str) -> Rule:
         if rule.since <= number <= rule.until:
             return rule
     known = sorted({name for rule in RULES if rule.engine == engine for name in rule.families})
-    versions = [f"{_dotted(rule.since)} to {_dotted(rule.until)}" for rule in of_family]
+    versions = [f"{dotted(rule.since)} to {dotted(rule.until)}" for rule in of_family]
     raise EngineError(
         f"how {engine} {version} numbers the captured layers of a {family!r} target is not known",
         expected=f"{engine} {' or '.join(versions)}"
@@ -219,5 +219,6 @@ def _taps(rule: Rule, ids: Sequence[int], layers: int) -> tuple[int, ...]:
     return tuple(number - offset for number in ids)
 
 
-def _dotted(version: Version) -> str:
+def dotted(version: Version) -> str:
+    """A version as people write it, e.g. 0.5.23; an open patch level is left out."""
     return ".".join(str(part) for part in version if part != 999)

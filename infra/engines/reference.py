@@ -5,7 +5,6 @@ decoder layer. What runs in the child is :mod:`infra.engines.reference_entry`.
 """
 
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -23,10 +22,8 @@ from infra.config.target import Target
 from infra.engines.logtail import last_lines
 from infra.errors import EngineError
 from infra.machine.gpu_choice import VISIBLE, device_environment
-from infra.machine.host import cpu_count
-from infra.machine.processes import Guarded, Spec, clean_environment
+from infra.machine.processes import Guarded, Spec, clean_environment, forward_environment
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 ReferenceMode = Literal["auto", "whole", "streamed"]
 
 
@@ -106,18 +103,12 @@ class Reference:
 
     def _run(self, files: tuple[str, ...]) -> None:
         folder = Path(files[0]).parent
-        env = {
-            "PYTHONPATH": str(REPOSITORY),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cpu_count())),
-            "HF_HUB_OFFLINE": "1",
-            "TORCH_COMPILE_DISABLE": "1",
-            **(device_environment(self._devices) if self._device == "cuda" else {VISIBLE: ""}),
-        }
+        devices = device_environment(self._devices) if self._device == "cuda" else {VISIBLE: ""}
         spec = Spec(
             command=(sys.executable, "-m", "infra.engines.reference_entry", *files),
             purpose="reference",
             log=folder / "reference.log",
-            env=clean_environment(env),
+            env=clean_environment(forward_environment() | devices),
             cwd=folder,
         )
         with Guarded.start(spec, self._settings.run_dir) as process:

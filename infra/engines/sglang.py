@@ -16,7 +16,7 @@ from infra.engines.causes import explain, phase, words_of
 from infra.engines.dialect import Dialect
 from infra.engines.dialect_sglang import SglangDialect
 from infra.engines.environments import environment_python
-from infra.engines.launch import Launch, LaunchRequest, installed_version
+from infra.engines.launch import MLA_FAMILIES, Launch, LaunchRequest, installed_version
 from infra.engines.layer_ids import engine_layer_ids
 from infra.engines.sglang_capture import LAYER_IDS, PLUGIN, STAGING
 from infra.errors import EngineError
@@ -28,7 +28,6 @@ STAND_INS = Path(__file__).parent / "plugins" / "sgl_kernel_cpu"
 SPARE_TOKENS = 8
 """SGLang takes prompts up to its context length less 7, and answers up to 2 less than what is left of it."""
 CPU_MEMORY_SHARE = 0.3
-MLA_FAMILIES = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"})
 
 PHASES = (
     phase(r"server_args=", "read its arguments"),

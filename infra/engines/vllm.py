@@ -16,7 +16,7 @@ from infra.engines.causes import explain, phase, words_of
 from infra.engines.dialect import Dialect
 from infra.engines.dialect_vllm import VllmDialect
 from infra.engines.environments import environment_python
-from infra.engines.launch import Launch, LaunchRequest, installed_version
+from infra.engines.launch import MLA_FAMILIES, Launch, LaunchRequest, installed_version
 from infra.engines.layer_ids import engine_layer_ids
 from infra.errors import EngineError
 from infra.machine.host import cpu_count
@@ -24,7 +24,6 @@ from infra.machine.host import cpu_count
 PLUGIN = Path(__file__).parent / "plugins" / "eagle3_vllm"
 CPU_KV_CACHE_GIB = 2
 FEW_CORES = 4
-MLA_FAMILIES = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"})
 
 PHASES = (
     phase(r"non-default args", "read its arguments"),

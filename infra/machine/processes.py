@@ -19,15 +19,30 @@ from typing import Self
 
 from infra.errors import ProcessFailed
 from infra.machine import guard
+from infra.machine.host import cpu_count
 from infra.machine.records import KILL_SECONDS, SUFFIX, Reaped, Record, Saved, reap, recorded
 from infra.machine.scrub import clean_environment, shown
 
-__all__ = ["GUARD_LOST", "Guarded", "Reaped", "Record", "Spec", "clean_environment", "reap", "recorded"]
+__all__ = [
+    "GUARD_LOST", "Guarded", "Reaped", "Record", "Spec", "clean_environment", "forward_environment", "reap", "recorded"
+]  # fmt: skip
 
 GUARD_LOST = -9
 """Exit status reported when the guard was killed: the command is killed with it."""
 
 _START_SECONDS = 60.0
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def forward_environment() -> dict[str, str]:
+    """For a module of this project that runs a few forward passes of a model in a process of its own."""
+    return {
+        "PYTHONPATH": str(_REPOSITORY),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cpu_count())),
+        "HF_HUB_OFFLINE": "1",
+        # They are not worth compiling, and would need a C++ compiler that torch gets along with.
+        "TORCH_COMPILE_DISABLE": "1",
+    }
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from infra.config.settings import Settings
 from infra.drafter.checkpoint import read_config
 from infra.drafter.sglang_format import LayerNumbers, inexpressible, write_sglang
 from infra.engines.base import engine_version
-from infra.engines.layer_ids import RULES, engine_layer_ids, find_rule
+from infra.engines.layer_ids import RULES, dotted, engine_layer_ids, find_rule
 from infra.errors import EngineError, EnvironmentBuildError
 from infra.steps.context import Round
 from infra.steps.results import Layout
@@ -94,7 +94,7 @@ def sglang_numbers(taps: Sequence[int], shape: TargetShape, version: str | None)
     version = version or _newest("sglang", shape.family)
     rule = find_rule("sglang", version, shape.family)
     ids = engine_layer_ids("sglang", version, shape.family, taps, shape.layers)
-    return LayerNumbers(version, _dotted(rule.since), _dotted(rule.until), tuple(taps), tuple(ids))
+    return LayerNumbers(version, dotted(rule.since), dotted(rule.until), tuple(taps), tuple(ids))
 
 
 def sglang_version(config: RoundConfig, settings: Settings) -> str | None:
@@ -107,11 +107,12 @@ def sglang_version(config: RoundConfig, settings: Settings) -> str | None:
         return None
 
 
-def sglang_faults(config: RoundConfig, shape: TargetShape, version: str | None) -> list[str]:
+def sglang_faults(config: RoundConfig, shape: TargetShape, version: str | None, serves: bool = True) -> list[str]:
     """What SGLang cannot do of what the round asks of it; empty where the round does not use it.
 
     Args:
         version: the installed SGLang; None: taken as the newest one that is known.
+        serves: whether drafts will be served; False where hidden states are all that is wanted.
     """
     if "sglang" not in {config.serve_with, config.extract.engine}:
         return []
@@ -119,7 +120,7 @@ def sglang_faults(config: RoundConfig, shape: TargetShape, version: str | None) 
         numbers = sglang_numbers(config.extract.taps, shape, version)
     except EngineError as error:
         return [str(error)]
-    if config.serve_with != "sglang":
+    if not serves or config.serve_with != "sglang":
         return []
     found = [NO_CPU_SERVING] if config.engines["sglang"].device == "cpu" else []
     if reason := inexpressible(planned_draft(config), numbers.version):
@@ -151,8 +152,4 @@ def _newest(engine: str, family: str) -> str:
             f"how {engine} numbers the captured layers of a {family!r} target is not known",
             fix="add a row with its source to infra/engines/layer_ids.py",
         )
-    return _dotted(max(known))
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
+    return dotted(max(known))

@@ -10,12 +10,16 @@ from infra.machine.gpu import GpuReport
 from infra.steps.layouts import sglang_faults, sglang_version
 
 
-def faults(config: RoundConfig, settings: Settings, gpus: GpuReport) -> list[str]:
-    """Everything that would stop the round later, found now; empty when the machine is fit."""
-    return [*_target_faults(config, settings), *_engine_faults(config, settings), *_gpu_faults(config, gpus)]
+def faults(config: RoundConfig, settings: Settings, gpus: GpuReport, serves: bool = True) -> list[str]:
+    """Everything that would stop the round later, found now; empty when the machine is fit.
+
+    Args:
+        serves: whether drafts will be served; False where hidden states are all that is wanted.
+    """
+    return [*_target_faults(config, settings, serves), *_engine_faults(config, settings), *_gpu_faults(config, gpus)]
 
 
-def _target_faults(config: RoundConfig, settings: Settings) -> list[str]:
+def _target_faults(config: RoundConfig, settings: Settings, serves: bool) -> list[str]:
     found, shape = [], config.target.shape
     try:
         shape = open_target(config.target, settings.models_dir).shape
@@ -26,7 +30,7 @@ def _target_faults(config: RoundConfig, settings: Settings) -> list[str]:
     if config.extract.taps[-1] >= shape.layers:
         found.append(f"tap {config.extract.taps[-1]} does not exist: {config.target.name} has {shape.layers} layers")
     else:
-        found += sglang_faults(config, shape, sglang_version(config, settings))
+        found += sglang_faults(config, shape, sglang_version(config, settings), serves)
     return found
 
 

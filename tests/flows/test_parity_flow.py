@@ -14,7 +14,7 @@ from standin.machine import Machine, Use, new_machine
 
 from flows.eagle3 import eagle3
 from flows.parity import EngineChoice, parity
-from infra.config.round import RungConfig
+from infra.config.round import EngineName, RungConfig
 from infra.config.settings import Settings
 from infra.engines import sglang, vllm
 from infra.engines.launch import Launch, LaunchRequest
@@ -58,13 +58,13 @@ def machine(tmp_path: Path, use: Use) -> Machine:
     return use(new_machine(tmp_path))
 
 
-def environment(folder: Path, version: str, arguments: str = "") -> EngineChoice:
+def environment(folder: Path, version: str, arguments: str = "", engine: EngineName = "vllm") -> EngineChoice:
     """Another version of the engine, in a folder of its own."""
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python").symlink_to(sys.executable)
     (folder / "version").write_text(version)
     (folder / "arguments").write_text(arguments)
-    return EngineChoice(engine="vllm", environment=str(folder))
+    return EngineChoice(engine=engine, environment=str(folder))
 
 
 OURS = EngineChoice(engine="vllm")
@@ -91,6 +91,15 @@ def test_two_versions_that_agree_pass_and_leave_nothing(machine: Machine, tmp_pa
     assert "data:image/png;base64," in shown["parity-heatmap"].data
     assert recorded(Settings().run_dir) == []
     assert list(Settings().scratch_dir.iterdir()) == []
+
+
+def test_sglang_on_the_cpu_is_compared_although_it_cannot_serve_a_draft_there(machine: Machine, tmp_path: Path) -> None:
+    ours = environment(tmp_path / "vllm", "0.32.0")
+    other = environment(tmp_path / "sglang", "0.5.23", engine="sglang")
+    engines = dict.fromkeys(("vllm", "sglang"), machine.fields["engines"]["vllm"])
+    parity(machine.config(), ours, other, overrides={"engines": engines})
+
+    assert {event["version"] for event in machine.events() if "launch" in event} == {"0.32.0", "0.5.23"}
 
 
 def test_slots_in_another_order_stop_with_a_sentence(machine: Machine, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
-"""The real small target, fetched once a machine."""
+"""The real small target, fetched once a machine, and a state folder for each module's servers."""
 
 from pathlib import Path
 
 import pytest
 
 from infra.config.load import load_round, round_file
+from infra.config.round import TargetConfig
 from infra.config.settings import Settings
+from infra.config.target import Target, open_target
 from infra.engines.fetch import fetch_target
 
 
@@ -16,3 +18,13 @@ def models() -> Path:
     folder = cache / "test-models"
     fetch_target(load_round(round_file("tiny")).target, folder, cache, print)
     return folder
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Settings:
+    return Settings(state_dir=tmp_path_factory.mktemp("state"), models_path=models)
+
+
+@pytest.fixture(scope="module")
+def target(settings: Settings) -> Target:
+    return open_target(TargetConfig(name="SmolLM2-135M-Instruct"), settings.models_dir)

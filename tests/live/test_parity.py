@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +17,6 @@ from infra.steps.serving import Serving
 
 pytestmark = pytest.mark.timeout(1200)
 SAMPLES = 6
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Settings:
-    return Settings(state_dir=tmp_path_factory.mktemp("state"), models_path=models)
 
 
 def states_of(engine: str, settings: Settings, changes: Mapping[str, Any]) -> tuple[Round, Side]:

@@ -2,16 +2,15 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
 from infra.config.load import load_round, round_file
-from infra.config.round import EngineConfig, RungConfig, TargetConfig
+from infra.config.round import EngineConfig, RungConfig
 from infra.config.settings import Settings
-from infra.config.target import Target, open_target
+from infra.config.target import Target
 from infra.data.template import Chat
 from infra.engines.base import LaunchRequest, Server, engine_version, find_engine, start
 from infra.engines.bench import run, summary
@@ -28,16 +27,6 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 LONGEST = 512
 NEAR_TIE = 1e-3
 """Difference of log probabilities, in nats, at which another batch may pick the other token."""
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Settings:
-    return Settings(state_dir=tmp_path_factory.mktemp("state"), models_path=models)
-
-
-@pytest.fixture(scope="module")
-def target(settings: Settings) -> Target:
-    return open_target(TargetConfig(name="SmolLM2-135M-Instruct"), settings.models_dir)
 
 
 @pytest.fixture(scope="module")

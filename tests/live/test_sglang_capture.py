@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from infra.config.round import EngineConfig, RungConfig, TargetConfig
+from infra.config.round import EngineConfig, RungConfig
 from infra.config.settings import Settings
-from infra.config.target import Target, open_target
+from infra.config.target import Target
 from infra.engines.base import Launch, LaunchRequest, Server, engine_version, find_engine
 from infra.engines.client import Client
 from infra.engines.environments import environment_python
@@ -49,16 +49,6 @@ ROUNDING = 0.005
 """More than float32 states lose in bfloat16, and less than a quarter of the way to a neighbouring layer."""
 
 Change = Callable[[Launch], Launch]
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Settings:
-    return Settings(state_dir=tmp_path_factory.mktemp("state"), models_path=models)
-
-
-@pytest.fixture(scope="module")
-def target(settings: Settings) -> Target:
-    return open_target(TargetConfig(name="SmolLM2-135M-Instruct"), settings.models_dir)
 
 
 @pytest.fixture(scope="module")

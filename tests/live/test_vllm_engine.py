@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from infra.config.round import EngineConfig, RungConfig, TargetConfig
+from infra.config.round import EngineConfig, RungConfig
 from infra.config.settings import Settings
-from infra.config.target import Target, open_target
+from infra.config.target import Target
 from infra.engines.base import LaunchRequest, Server, engine_version, start
 from infra.engines.bench import run, summary
 from infra.engines.client import Client, RequestRefused
@@ -26,16 +26,6 @@ SENTENCE = (
     "The quick brown fox jumps over the lazy dog while seven wizards mix a jug of quartz, and nobody asks why. " * 8
 )
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Settings:
-    return Settings(state_dir=tmp_path_factory.mktemp("state"), models_path=models)
-
-
-@pytest.fixture(scope="module")
-def target(settings: Settings) -> Target:
-    return open_target(TargetConfig(name="SmolLM2-135M-Instruct"), settings.models_dir)
 
 
 @pytest.fixture(scope="module")
