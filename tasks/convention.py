@@ -33,8 +33,7 @@ def convention(round_: Round, server: Serving, ledger: Ledger, step: Step) -> No
     else:
         tokens = steps.sequences(round_)
         truth = steps.compute_truth(round_, tokens)
-        extractor = server.extractor(round_.config.extract.timeout_seconds, log.info)
-        found = steps.measure(round_, steps.capture(round_, extractor, tokens), truth)
+        found = steps.measure(round_, steps.capture(server, tokens, log.info), truth)
     text = layers_text(found, parity_if_done(round_))
     (log.info if found.reference else log.warning)(text)
     _show(found, text)

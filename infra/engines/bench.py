@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from infra.engines.client import Client, Timed
 from infra.engines.counters import SpecCounters
+from infra.engines.flights import Flights
 from infra.engines.pool import run_pool
 
 T = TypeVar("T")
@@ -59,9 +60,12 @@ class Run:
     counters: SpecCounters | None
 
 
-def warm_up(client: Client, prompts: Sequence[Sequence[int]], *, concurrency: int) -> None:
+def warm_up(
+    client: Client, prompts: Sequence[Sequence[int]], *, concurrency: int, flights: Flights | None = None
+) -> None:
     """Send a few prompts that are in no figure."""
-    _drain(run_pool(prompts, partial(client.stream, max_tokens=WARMUP_TOKENS), concurrency))
+    send = (flights or Flights()).around(partial(client.stream, max_tokens=WARMUP_TOKENS))
+    _drain(run_pool(prompts, send, concurrency))
 
 
 def run(
@@ -72,6 +76,7 @@ def run(
     temperature: float = 0.0,
     concurrency: int,
     seed: int = 0,
+    flights: Flights | None = None,
 ) -> Run:
     """Send all prompts, ``concurrency`` at a time, and time the answers token by token.
 
@@ -82,11 +87,13 @@ def run(
         temperature: 0 is greedy.
         concurrency: requests in flight.
         seed: sampling seed.
+        flights: where the requests are told, for whoever watches the server.
 
     Raises:
         EngineError: a request failed; a measurement with holes is none.
     """
-    send = partial(client.stream, max_tokens=max_tokens, temperature=temperature, seed=seed)
+    stream = partial(client.stream, max_tokens=max_tokens, temperature=temperature, seed=seed)
+    send = (flights or Flights()).around(stream)
     before = settled_counters(client)
     started = time.perf_counter()
     numbered = list(enumerate(prompts))

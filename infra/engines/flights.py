@@ -1,8 +1,13 @@
 """Which requests one server has in flight, by the samples they are for."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Flights:
@@ -30,6 +35,16 @@ class Flights:
             self._flying.discard(sample)
             self._lost.discard(sample)
             self._landed += 1
+
+    def around(self, send: Callable[[T], R]) -> Callable[[T], R]:
+        """``send``, each call of it told; for requests that are for no sample."""
+        numbers = count()
+
+        def told(item: T) -> R:
+            with self.of(f"request {next(numbers)}"):
+                return send(item)
+
+        return told
 
     @property
     def in_flight(self) -> int:

@@ -5,12 +5,12 @@ trust the table: it takes a handful of the round's samples, with the round's exa
 captured with every layer of a reference that shares no code with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from infra.engines.extraction import Extractor, States
+from infra.engines.extraction import States
 from infra.engines.pool import run_ordered
 from infra.engines.reference import Reference, ReferenceStates, ReferenceUnavailable
 from infra.errors import GateError
@@ -20,6 +20,7 @@ from infra.steps.context import Round
 from infra.steps.extract import faulty_shards, states_meta
 from infra.steps.layer_errors import error_row, explain, ratio
 from infra.steps.results import Convention
+from infra.steps.serving import Serving
 
 CONVENTION = "convention.json"
 NONE_ASKED = "gates.convention.reference is `none`"
@@ -94,14 +95,19 @@ def compute_truth(round_: Round, tokens: Sequence[Sequence[int]]) -> Truth:
         return Truth(why=error.what)
 
 
-def capture(round_: Round, extractor: Extractor, tokens: Sequence[Sequence[int]]) -> list[States]:
-    """The engine's states of the sequences, several in flight.
+def capture(
+    serving: Serving, tokens: Sequence[Sequence[int]], say: Callable[[str], None] | None = None
+) -> list[States]:
+    """What a server of profile ``extract`` makes of the sequences, several in flight.
 
     Raises:
         ExtractionFault: the engine gave something else than the states of these tokens.
+        EngineError: it cannot be reached or fails.
     """
-    flight = min(round_.config.extract.concurrency, len(tokens))
-    return [states for _, states in run_ordered(tokens, extractor.extract, flight, len(tokens))]
+    config = serving.round.config.extract
+    extractor = serving.extractor(config.timeout_seconds, say)
+    send = serving.flights.around(extractor.extract)
+    return [states for _, states in run_ordered(tokens, send, min(config.concurrency, len(tokens)), len(tokens))]
 
 
 def measure(round_: Round, captured: Sequence[States], truth: Truth) -> Convention:

@@ -9,6 +9,7 @@ from infra.drafter import acceptance as chain
 from infra.drafter.walk import walk
 from infra.engines.bench import Measurement, Run, looping, run, summary, warm_up
 from infra.engines.client import Client
+from infra.engines.flights import Flights
 from infra.errors import EngineError
 from infra.machine.host import memory_available
 from infra.steps.context import Round
@@ -97,13 +98,16 @@ def measure(round_: Round, plain: Serving, drafted: Serving, sets: Sequence[Prom
     order = ((False, 0), (True, 0), (True, 1), (False, 1))
     if how == "interleaved":
         begin_both(round_, plain, drafted)
-        clients = {False: _warm(round_, plain, sets), True: _warm(round_, drafted, sets)}
+        servers = {False: plain, True: drafted}
+        clients = {with_draft: _warm(round_, serving, sets) for with_draft, serving in servers.items()}
         for prompt_set in sets:
             for concurrency in prompt_set.concurrencies:
                 blocks = split(prompt_set.prompts, BLOCKS, concurrency)
                 for number, block in enumerate(blocks):
                     for with_draft in (False, True) if number % 2 == 0 else (True, False):
-                        _block(round_, clients[with_draft], prompt_set, block, concurrency, with_draft, live)
+                        told = servers[with_draft].flights
+                        done = _serve(round_, clients[with_draft], told, prompt_set, block, concurrency)
+                        live.add((prompt_set.name, concurrency, with_draft), done)
                     say(f"{prompt_set.name} at {concurrency}: block {number + 1}/{len(blocks)} served")
         return live
     for with_draft, half in order:
@@ -112,7 +116,8 @@ def measure(round_: Round, plain: Serving, drafted: Serving, sets: Sequence[Prom
         for prompt_set in sets:
             for concurrency in prompt_set.concurrencies:
                 halves = [prompt_set.prompts[0::2], prompt_set.prompts[1::2]]
-                _block(round_, client, prompt_set, halves[half], concurrency, with_draft, live)
+                done = _serve(round_, client, serving.flights, prompt_set, halves[half], concurrency)
+                live.add((prompt_set.name, concurrency, with_draft), done)
                 say(f"{prompt_set.name} at {concurrency}: half {half + 1}/2 served, draft: {with_draft}")
         serving.stop()
     return live
@@ -247,25 +252,20 @@ def _render(round_: Round, prompt: Prompt) -> list[int]:
 
 def _warm(round_: Round, serving: Serving, sets: Sequence[PromptSet]) -> Client:
     """A client of the server when it is ready and has answered a few prompts that count nowhere."""
-    client = serving.ready(round_.config.generate.timeout_seconds)
-    warm_up(client, sets[-1].prompts[:WARM_UP_PROMPTS], concurrency=WARM_UP_PROMPTS)
+    client = serving.watched(round_.config.generate.timeout_seconds)
+    prompts = sets[-1].prompts[:WARM_UP_PROMPTS]
+    warm_up(client, prompts, concurrency=WARM_UP_PROMPTS, flights=serving.flights)
     return client
 
 
-def _block(
-    round_: Round,
-    client: Client,
-    prompt_set: PromptSet,
-    prompts: list[list[int]],
-    concurrency: int,
-    with_draft: bool,
-    live: LiveRuns,
-) -> None:
-    done = run(
+def _serve(
+    round_: Round, client: Client, flights: Flights, prompt_set: PromptSet, prompts: list[list[int]], concurrency: int
+) -> Run:
+    return run(
         client,
         prompts,
         max_tokens=prompt_set.max_tokens,
         temperature=round_.config.evaluate.temperature,
         concurrency=concurrency,
+        flights=flights,
     )
-    live.add((prompt_set.name, concurrency, with_draft), done)

@@ -113,7 +113,8 @@ def take(serving: Serving, tokens: Sequence[Sequence[int]], say: Say | None = No
     client = serving.ready(config.extract.timeout_seconds, say)
     extractor = serving.extractor(config.extract.timeout_seconds)
     flight = min(config.extract.concurrency, len(tokens))
-    states = [found for _, found in run_ordered(tokens, extractor.extract, flight, len(tokens))]
+    send = serving.flights.around(extractor.extract)
+    states = [found for _, found in run_ordered(tokens, send, flight, len(tokens))]
     arguments = config.prompts.template_args
     chats = [client.tokenize_chat(messages, arguments) for messages in conversations(round_)]
     return Side(f"{serving.engine} {round_.versions[serving.engine]}", states, chats)

@@ -64,6 +64,7 @@ class Serving:
         self._server: Server | None = None
         self._client: Client | None = None
         self._watch: Watch | None = None
+        self._hang_told = ""
 
     @property
     def config(self) -> EngineConfig:
@@ -134,9 +135,14 @@ class Serving:
                 server.end_hung("hung: a request was not answered within its time limit")
             else:
                 time.sleep(POLL_SECONDS)
-        if server.hang:
-            self.note("hang", server.hang)
+        self._tell_hang()
         return why
+
+    def _tell_hang(self) -> None:
+        hang = self._server.hang if self._server is not None else ""
+        if hang and hang != self._hang_told:
+            self._hang_told = hang
+            self.note("hang", hang)
 
     def _illness(self) -> str | None:
         try:
@@ -150,6 +156,7 @@ class Serving:
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
+            self._tell_hang()
 
     def extractor(self, timeout: float, on_progress: Callable[[str], None] | None = None) -> Extractor:
         """The extraction side of the live server, which is watched; SGLang's plugin has proved itself in it."""

@@ -150,6 +150,23 @@ def test_a_sample_that_kills_servers_is_left_out_by_name(
     assert machine.events() == [], "what is verified without the sample is not done again"
 
 
+@pytest.mark.parametrize(("fault", "words"), [("FREEZE", "hung: "), ("DIE", "killed from outside")])
+def test_a_server_that_is_lost_while_it_is_measured_is_measured_again(
+    fault: str, words: str, machine: Machine, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states(machine.round(**QUICK), Ledger())
+    monkeypatch.setenv(f"STANDIN_{fault}_AFTER", "9")
+    eagle3(machine.config(**QUICK))
+
+    report = report_if_done(machine.round(**QUICK))
+    assert report is not None
+    assert machine.launches() == {"extract": 1, "bench": 2, "plain": 2}
+    [lost] = [note for note in report.notes if "died while it was measured" in note]
+    assert words in lost
+    assert events.count("eagle3.server.hang") == (fault == "FREEZE")
+    assert recorded(machine.round().settings.run_dir) == []
+
+
 def test_an_engine_that_dies_of_too_many_samples_stops_the_step(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

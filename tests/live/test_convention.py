@@ -42,7 +42,7 @@ class Bench:
 
     def measure(self, round_: Round, server: Serving) -> Convention:
         """What the gate finds out about a server."""
-        return measure(round_, capture(round_, server.extractor(600), self.tokens), self.truth)
+        return measure(round_, capture(server, self.tokens), self.truth)
 
 
 @pytest.fixture(scope="module")

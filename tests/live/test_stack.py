@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -294,6 +294,29 @@ def test_an_enabled_schedule_stays_enabled(up: Machine) -> None:
     up.eagle3("deploy")
     active = {name: item["schedules"][0][0] for name, item in up.deployments().items() if item["schedules"]}
     assert active == {"flows/reextract.py:reextract": True, "flows/cleanup.py:cleanup": False}
+
+
+def test_a_run_whose_worker_and_process_were_killed_does_not_stay_running(up: Machine) -> None:
+    up.hold.touch()
+    run = up.begin()
+    wait_for(lambda: (up.notes / f"began-{run}").exists())
+    beat = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "resource": {"id": [f"prefect.flow-run.{run}"]}}
+    wait_for(lambda: up.post("events/filter", {"filter": beat})["events"])
+    mark = f"PREFECT__FLOW_RUN_ID={run}".encode()
+    worker = json.loads(up.eagle3("status", "--json"))["stack"]["worker"]["pid"]
+    psutil.Process(worker).kill()
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.NoSuchProcess):
+            if mark in Path(f"/proc/{process.pid}/environ").read_bytes():
+                process.kill()
+    assert up.state(run) == "Running"
+    wait_for(lambda: up.state(run) == "Crashed", 400)
+    state = httpx.get(f"{up.api}/flow_runs/{run}", timeout=60).json()["state"]
+    assert state["message"].startswith("No heartbeat for 90 seconds")
+    up.hold.unlink()
+    assert json.loads(up.eagle3("up", "--json"))["worker_pid"] != worker
+    after = up.begin()
+    wait_for(lambda: up.state(after) == "Completed")
 
 
 def test_down_cancels_what_runs_and_leaves_nothing(up: Machine) -> None:
