@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 import psutil
 
@@ -70,6 +71,20 @@ def start_detached(command: Sequence[str], env: Mapping[str, str], cwd: Path, lo
         )
     _children_of_this_command.append(child)
     return Process.of(child.pid)
+
+
+def executing(run: UUID) -> list[Process]:
+    """Processes of this machine that execute a flow run: Prefect tells them its id by their environment."""
+    mark = f"PREFECT__FLOW_RUN_ID={run}".encode()
+    found = []
+    for pid in psutil.pids():
+        try:
+            marked = mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended, or is another user's
+        if marked and (started := _started(pid)) is not None:
+            found.append(Process(pid, started))
+    return found
 
 
 def port_holder(port: int) -> str:

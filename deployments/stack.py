@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from deployments import profile
-from deployments.api import healthy
+from deployments.api import connect, healthy
 from deployments.environment import api_url
 from deployments.launch import bring_up, detached, guarded
 from deployments.processes import port_holder
 from deployments.record import Record, forget, read_record, running, write_record
-from deployments.upkeep import Say, cancel_all
+from deployments.upkeep import Say, cancel_all, settle
 from infra.config.settings import Settings
 from infra.errors import ProcessFailed
 from infra.machine.filelock import exclusive
@@ -73,6 +73,9 @@ def down(settings: Settings, say: Say) -> bool:
         was_alive = record.server.alive or record.worker.alive
         if record.alive and healthy(record.api):
             cancel_all(record.api, say)
+        elif healthy(record.api):
+            with connect(record.api) as client:
+                settle(client, say)
         for name, process in (("worker", record.worker), ("server", record.server)):
             if process.alive:
                 process.stop()

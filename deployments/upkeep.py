@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from deployments.api import LIVE, connect, runs
 from deployments.environment import POOL
+from deployments.processes import executing
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -41,10 +42,15 @@ def ensure_gpu_limit(client: "SyncPrefectClient") -> None:
 
 
 def settle(client: "SyncPrefectClient", say: Say) -> None:
-    """Make runs Crashed that an earlier worker left unfinished; to be called while no worker runs."""
+    """End what an earlier worker left running, and make its runs Crashed; to be called while no worker runs.
+
+    A flow run's process outlives a worker that is killed: nobody could cancel it, and it holds its round's lock.
+    """
     from prefect.states import Crashed
 
     for run in runs(client, LIVE):
+        for process in executing(run.id):
+            process.stop()
         message = "Its worker was stopped while it ran; start the round again, it resumes."
         client.set_flow_run_state(run.id, Crashed(message=message), force=True)
         say(f"run {run.name} had been left {run.state_name} by an earlier worker: now Crashed")

@@ -7,6 +7,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.runtime import task_run
 from prefect.tasks import Task
 
+from infra.drafter.trainer import TrainerKilled
 from infra.engines.server import ServerHung
 from infra.errors import EngineError, ExtractionFault, StoreError
 from infra.steps.survival import TooManyDeaths
@@ -27,7 +28,7 @@ DELAYS: list[float] = [5.0, 30.0]
 
 
 def may_pass(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
-    """Retry condition: engine trouble, store trouble and the operating system's may pass; a gate's stop does not.
+    """Retry condition: trouble of engine, store and system, and a killed trainer, may pass; a gate's stop does not.
 
     Nor does what has been tried again already, or would end the same: states that a living server gives wrongly, a
     server that died too often, a ladder that ends with a hang.
@@ -36,7 +37,7 @@ def may_pass(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
         state.result()
     except (ExtractionFault, TooManyDeaths, ServerHung):
         return False
-    except (EngineError, StoreError, OSError):
+    except (EngineError, StoreError, OSError, TrainerKilled):
         return True
     except Exception:
         return False

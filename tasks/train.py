@@ -11,7 +11,7 @@ from infra.steps import train as steps
 from infra.steps.context import Round
 from infra.steps.ledger import Step, evaluation_if_done, training_if_done
 from infra.steps.results import Training
-from tasks.options import STEP
+from tasks.options import DELAYS, RETRIES, STEP, may_pass
 from tasks.progress import ProgressArtifact
 
 
@@ -21,9 +21,15 @@ def states_are_needed(round_: Round) -> bool:
     return training_if_done(round_) is None or evaluation_if_done(round_) is None
 
 
-@task(task_run_name="train {round_.config.train.epochs} epochs", **STEP)
+@task(
+    task_run_name="train {round_.config.train.epochs} epochs",
+    retries=RETRIES,
+    retry_delay_seconds=DELAYS,
+    retry_condition_fn=may_pass,
+    **STEP,
+)
 def train(round_: Round, step: Step) -> Training:
-    """Train the draft; an attempt that was killed is taken up at its last complete checkpoint."""
+    """Train the draft; a killed attempt is taken up at its last complete checkpoint, at once or by another run."""
     step.reused = training_if_done(round_) is not None
     training = steps.train_draft(round_, ProgressArtifact("train", "training"))
     figure = base64.b64encode(training_figure(training.history, training.validation)).decode()

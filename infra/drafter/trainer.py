@@ -30,6 +30,10 @@ POLL_SECONDS = 0.25
 STOP_SECONDS = 5.0
 
 
+class TrainerKilled(TrainingError):
+    """A signal ended the trainer, most often the kernel's when memory runs out; another attempt goes on."""
+
+
 @dataclass(frozen=True)
 class TrainJob:
     """One training.
@@ -144,6 +148,7 @@ def train(
 
     Raises:
         DiskFull: the trainer found no room; the complete checkpoints are kept, and the next call goes on from them.
+        TrainerKilled: a signal ended the trainer or its guard; the next call goes on from the last whole checkpoint.
         TrainingError: the trainer failed, or ended without what was asked for.
         GateError: no loss, NaN, dropped samples, interrupted, or too few steps.
     """
@@ -285,7 +290,7 @@ def _failure(job: TrainJob, status: int, history: History) -> Exception:
         return GateError("training", where, expected="all steps", fix="start the round again; it goes on")
     said = f"{kind}: {message}" if kind else _tail(job.log)
     what = f"the trainer ended with status {status} after {made} steps: {said}"
-    return TrainingError(what, fix=f"read {job.log}; the next attempt resumes")
+    return (TrainerKilled if status < 0 else TrainingError)(what, fix=f"read {job.log}; the next attempt resumes")
 
 
 def _result(

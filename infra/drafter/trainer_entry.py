@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -69,6 +70,9 @@ class StoreTrainer(speculators_trainer.Trainer):
     def run_training(self) -> None:
         """Train what is left of the plan, announce the plan first and the end last."""
         self.device_type = self.device
+        # speculators saves in bfloat16 what it trains in float32: a training that goes on would not be the same one.
+        exact = partial(self.checkpointer.save_checkpoint, float_dtype=next(self.model.parameters()).dtype)
+        self.checkpointer.save_checkpoint = exact  # type: ignore[method-assign]
         steps = self._steps_by_epoch()
         self.config = self.config._replace(num_epochs=len(steps))
         self.events.write({"plan": {"steps": steps, "resumed_at": self.global_step, "epoch": self.current_epoch}})
@@ -121,12 +125,12 @@ class StoreTrainer(speculators_trainer.Trainer):
             torch.distributed.barrier()
 
     def _checkpoint_bytes(self) -> int:
-        """Most that a checkpoint takes: all parameters in bfloat16 (frozen ones may be left out), optimisers' state."""
+        """Most that a checkpoint takes: all parameters (frozen ones may be left out) and the optimisers' state."""
         state = [
             value for optimizer in self.optimizers for entry in optimizer.state.values() for value in entry.values()
         ]
         moments = sum(value.numel() * value.element_size() for value in state if isinstance(value, torch.Tensor))
-        return 2 * sum(parameter.numel() for parameter in self.model.parameters()) + moments
+        return sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters()) + moments
 
     def _wait_for_room(self, root: Path, needs: int) -> None:
         polls = 0

@@ -17,6 +17,7 @@ from infra.steps.rooms import Room, left, room_gate, rooms
 from infra.store.hidden import state_bytes_per_token
 
 BF16_BYTES = 2
+FLOAT32_BYTES = 4
 TURN_TOKENS = 8
 """What a chat template puts around one more turn, tokens."""
 
@@ -151,10 +152,10 @@ def draft_parameters(shape: TargetShape, taps: int, layers: int, draft_vocab: in
 
 
 def training_disk(config: RoundConfig, shape: TargetShape, tokens: int) -> int:
-    """Bytes of training: a checkpoint an epoch (weights, two moments, bf16), and the draft in scratch and store."""
+    """Bytes of training: a checkpoint an epoch (weights, two moments, float32), and the draft in scratch and store."""
     vocab = config.prepare.draft_vocab_size or shape.vocab_size
     trained, stored = draft_parameters(shape, len(config.extract.taps), config.train.layers, vocab)
-    checkpoint = BF16_BYTES * (stored + 2 * trained)
+    checkpoint = FLOAT32_BYTES * (stored + 2 * trained)
     return trained_epochs(config, tokens) * checkpoint + 2 * BF16_BYTES * stored
 
 

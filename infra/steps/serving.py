@@ -106,7 +106,11 @@ class Serving:
         if server is None:
             raise EngineError(f"{self.engine} was stopped while it was being started")
         if self._client is None:
-            server.wait_ready(on_progress, self._note)
+            try:
+                server.wait_ready(on_progress, self._note)
+            except EngineError:
+                self.stop()  # another attempt starts a fresh one, at the ladder's top
+                raise
             self.seconds_to_ready.append(server.started_seconds)
             self._client = Client(server.base_url, timeout=timeout, dialect=find_engine(self.engine).dialect)
         return self._client

@@ -116,7 +116,7 @@ def _trainer(root: Path) -> Any:
     """A trainer of a model whose checkpoint takes about 2 MB, before it saves."""
     trainer: Any = object.__new__(StoreTrainer)
     trainer.checkpointer = SimpleNamespace(path=root)
-    trainer.model = torch.nn.Linear(1024, 1024, bias=False)
+    trainer.model = torch.nn.Linear(1024, 512, bias=False)
     trainer.optimizers, trainer.schedulers, trainer.free_bytes = [], [], 0
     trainer.config = SimpleNamespace(save_best=False, checkpoint_freq=0.5)
     return trainer

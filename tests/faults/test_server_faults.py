@@ -125,6 +125,19 @@ def test_a_server_that_dies_in_the_middle_is_started_anew_and_no_state_is_lost(
     assert recorded(round_.settings.run_dir) == []
 
 
+def test_a_server_that_dies_while_it_loads_is_started_anew_by_the_next_attempt(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_DIE_LOADING", "1")
+    round_, ledger = machine.round(**QUICK), Ledger()
+    states(round_, ledger)
+
+    assert faulty_shards(round_, deep=True) == {}
+    assert machine.launches()["extract"] == 1, "the one that lived; the other had not come so far"
+    assert ledger.notes == ["extract: attempt 2, the earlier ones failed and were taken up where they stood"]
+    assert recorded(round_.settings.run_dir) == []
+
+
 @pytest.mark.parametrize("fault", ["STANDIN_KILLED_BY", "STANDIN_HANGS_ON"])
 def test_a_sample_that_kills_servers_is_left_out_by_name(
     fault: str, machine: Machine, events: list[str], monkeypatch: pytest.MonkeyPatch

@@ -319,6 +319,20 @@ def test_a_run_whose_worker_and_process_were_killed_does_not_stay_running(up: Ma
     wait_for(lambda: up.state(after) == "Completed")
 
 
+def test_the_run_of_a_killed_worker_is_ended_before_the_next_worker_comes(up: Machine) -> None:
+    up.hold.touch()
+    for command in ("up", "down"):
+        run = up.begin()
+        wait_for(lambda run=run: (up.notes / f"began-{run}").exists())
+        worker = json.loads(up.eagle3("status", "--json"))["stack"]["worker"]["pid"]
+        os.kill(worker, signal.SIGKILL)
+        up.eagle3(command)
+        assert (up.notes / f"ended-{run}").exists(), "its own clean-up ran"
+        assert last_state(up, run) == "Crashed"
+    assert up.processes() == []
+    up.eagle3("up")
+
+
 def test_down_cancels_what_runs_and_leaves_nothing(up: Machine) -> None:
     up.hold.touch()
     run = up.begin()

@@ -188,6 +188,11 @@ def test_goes_on_after_an_interrupt_and_after_kill_9(
     assert result.resumed_at >= 5
     assert json.loads((result.checkpoint / "training_state.json").read_text())["global_step"] in (10, 15)
 
+    calm = train(replace(job, workdir=tmp_path / "calm"), samples, run_dir=run_dir)
+    assert [step.loss for step in result.history] == [step.loss for step in calm.history]
+    name = "model.safetensors"
+    assert (result.checkpoint / name).read_bytes() == (calm.checkpoint / name).read_bytes(), "killed or not, one draft"
+
 
 def test_states_of_other_tokens_stop_the_round(tmp_path: Path, target: Target, data: tuple[str, list[Sample]]) -> None:
     url, samples = data

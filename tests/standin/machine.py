@@ -100,5 +100,5 @@ def prefect_server() -> Iterator[str]:
     """A temporary Prefect server; yields its URL, which child processes take as ``PREFECT_API_URL``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-        with prefect_test_harness(server_startup_timeout=120):
+        with prefect_test_harness(server_startup_timeout=600):
             yield str(PREFECT_API_URL.value())

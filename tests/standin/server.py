@@ -8,6 +8,7 @@ Faults and the journal come by the environment:
 STANDIN_JOURNAL           file that gets a JSON line for the launch and one for each completion
 STANDIN_DIE_AFTER         die by SIGKILL when so many completions were asked for, if STANDIN_DIED can be made
 STANDIN_DIED              the file that the dying (or frozen) server makes, so that only one dies
+STANDIN_DIE_LOADING       die by SIGKILL before it opens its port, as with STANDIN_DIE_AFTER
 STANDIN_FREEZE_AFTER      be stopped by SIGSTOP when so many completions were asked for, as with STANDIN_DIE_AFTER
 STANDIN_KILLED_BY         die by SIGKILL whenever a prompt with one of these digests comes
 STANDIN_HANGS_ON          never answer a prompt with one of these digests; everything else goes on
@@ -28,6 +29,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -80,20 +82,31 @@ class StandIn:
         self.staging = Path(arguments.staging) if arguments.staging else None
         taps = [int(tap) for tap in arguments.taps.split(",") if tap]
         self.brain, self.counters = Brain(self.target, taps), Counters(arguments.drafts)
-        self._lock, self._asked, self._leaked = threading.Lock(), 0, bytearray()
-        profile = "extract" if self.staging else "bench" if arguments.drafts else "plain"
-        self.journal({"launch": profile, "version": self.version})
+        self._lock, self._asked, self._leaked, self._open = threading.Lock(), 0, bytearray(), 0
+        self.profile = "extract" if self.staging else "bench" if arguments.drafts else "plain"
+        self.journal({"launch": self.profile, "version": self.version, "port": arguments.port})
 
     def journal(self, event: dict[str, Any]) -> None:
         if path := os.environ.get("STANDIN_JOURNAL"):
             with open(path, "ab", buffering=0) as stream:
-                stream.write(json.dumps(event).encode() + b"\n")
+                stream.write(json.dumps({**event, "pid": os.getpid()}).encode() + b"\n")
 
-    def arrive(self, tokens: Sequence[int]) -> None:
+    @contextmanager
+    def counted(self) -> Iterator[int]:
+        """Around one completion: how many others are in hand when it comes."""
+        with self._lock:
+            beside, self._open = self._open, self._open + 1
+        try:
+            yield beside
+        finally:
+            with self._lock:
+                self._open -= 1
+
+    def arrive(self, tokens: Sequence[int], beside: int) -> None:
         """Note one completion; here the server slows down or dies when it is told to."""
         kind = "extract" if self.staging else "complete"
         prompt = f"{digest(tokens):016x}"
-        self.journal({"request": kind, "prompt": prompt})
+        self.journal({"request": kind, "prompt": prompt, "profile": self.profile, "beside": beside})
         if prompt in os.environ.get("STANDIN_HANGS_ON", "").split():
             threading.Event().wait()
         if prompt in os.environ.get("STANDIN_KILLED_BY", "").split():
@@ -200,16 +213,17 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/tokenize":
             self._json({"tokens": self.standin.tokenize(asked["messages"])})
         elif self.path == "/v1/completions" and isinstance(asked.get("prompt"), list):
-            self._complete(asked)
+            with self.standin.counted() as beside:
+                self._complete(asked, beside)
         else:
             self._json({"error": {"message": f"the stand-in has no {self.path} for that"}}, 404)
 
     def log_message(self, format: str, *args: Any) -> None:
         """The journal says it."""
 
-    def _complete(self, asked: dict[str, Any]) -> None:
+    def _complete(self, asked: dict[str, Any], beside: int) -> None:
         standin, prompt = self.standin, asked["prompt"]
-        standin.arrive(prompt)
+        standin.arrive(prompt, beside)
         if standin.staging is not None:
             path, token, write = standin.extract(prompt)
             choice = {"token_ids": [token], "prompt_token_ids": prompt, "finish_reason": "length"}
@@ -266,6 +280,8 @@ def main() -> None:
     parser.add_argument("--taps", default="")
     parser.add_argument("--staging", default="")
     parser.add_argument("--drafts", type=int, default=0)
+    if "STANDIN_DIE_LOADING" in os.environ and _first(os.environ["STANDIN_DIED"]):
+        os.kill(os.getpid(), signal.SIGKILL)
     Handler.standin = StandIn(parser.parse_args())
     Listener(("127.0.0.1", parser.parse_args().port), Handler).serve_forever()
 
