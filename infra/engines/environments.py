@@ -55,7 +55,7 @@ class Status:
 
 def default_cache() -> Path:
     """``EAGLE3_CACHE_DIR``, else ``~/.cache/eagle3``: the same rule as the settings."""
-    return Path(os.environ.get("EAGLE3_CACHE_DIR") or Path.home() / ".cache" / "eagle3")
+    return Path(os.environ.get("EAGLE3_CACHE_DIR") or Path.home() / ".cache" / "eagle3").absolute()
 
 
 def environment_folder(name: str, cache_dir: Path, locks: Path = LOCKS) -> Path:
