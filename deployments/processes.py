@@ -4,6 +4,7 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +71,21 @@ def start_detached(command: Sequence[str], env: Mapping[str, str], cwd: Path, lo
         )
     _children_of_this_command.append(child)
     return Process.of(child.pid)
+
+
+def find(words: Sequence[str], variable: str, value: str) -> list[Process]:
+    """The processes whose command has these words in a row and whose environment has this variable."""
+    command, setting = "\0".join(("", *words, "")).encode(), f"\0{variable}={value}\0".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ProcessFailed):  # it is gone, or somebody else's
+            if (
+                entry.name.isdigit()
+                and command in b"\0" + (entry / "cmdline").read_bytes()
+                and setting in b"\0" + (entry / "environ").read_bytes()
+            ):
+                found.append(Process.of(int(entry.name)))
+    return found
 
 
 def port_holder(port: int) -> str:
