@@ -32,7 +32,7 @@ def read_stored(store: ObjectStore, path: str, kind: type[Kind]) -> Kind | None:
 def whole(store: ObjectStore, prefix: str, files: Iterable[str], sizes: Mapping[str, int]) -> bool:
     """Whether the files below a prefix are there, and as long as they were written, where that is known."""
     try:
-        return all(store.size(f"{prefix}/{name}") == sizes.get(name, store.size(f"{prefix}/{name}")) for name in files)
+        return all(sizes.get(name) in (None, store.size(f"{prefix}/{name}")) for name in files)
     except ObjectMissing:
         return False
 
