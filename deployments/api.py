@@ -7,6 +7,8 @@ from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.request import ProxyHandler, build_opener
 
+from infra.errors import ProcessFailed
+
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun
@@ -16,15 +18,26 @@ LIVE = ("RUNNING", "PENDING", "CANCELLING")
 
 @contextmanager
 def connect(api: str) -> "Iterator[SyncPrefectClient]":
-    """A client of the server at ``api``; the user's own credentials are not sent to it."""
+    """A client of the server at ``api``; the user's own credentials are not sent to it.
+
+    Raises:
+        ProcessFailed: the server does not answer.
+    """
+    import httpx
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_KEY, PREFECT_API_URL, temporary_settings
 
-    with (
-        temporary_settings({PREFECT_API_URL: api}, restore_defaults={PREFECT_API_KEY, PREFECT_API_AUTH_STRING}),
-        get_client(sync_client=True) as client,
-    ):
-        yield client
+    try:
+        with (
+            temporary_settings({PREFECT_API_URL: api}, restore_defaults={PREFECT_API_KEY, PREFECT_API_AUTH_STRING}),
+            get_client(sync_client=True) as client,
+        ):
+            yield client
+    except httpx.TransportError as error:
+        raise ProcessFailed(
+            f"the Prefect server at {api} does not answer: {error or type(error).__name__}",
+            fix="see `eagle3 status` and its log; `eagle3 down`, then `eagle3 up` starts it again",
+        ) from error
 
 
 def healthy(api: str) -> bool:

@@ -8,11 +8,20 @@ from infra.config.settings import Settings
 CODE = Path(__file__).resolve().parents[1]
 POOL = "eagle3"
 HOST = "127.0.0.1"
+STACK = "EAGLE3_STACK"
+"""Tells the servers and workers that this project starts from a user's own; holds the folder of their record."""
 
 
 def checkout() -> Path:
     """Folder with ``flows/`` and ``deployments/rounds/``: ``EAGLE3_ROOT`` if set, else the folder of this code."""
     return Path(os.environ.get("EAGLE3_ROOT") or CODE).resolve()
+
+
+def reach_loopback() -> None:
+    """Let no proxy of the environment come between the Prefect server and this process or what it starts."""
+    names = ("NO_PROXY", "no_proxy")
+    hosts = [host.strip() for name in names for host in os.environ.get(name, "").split(",") if host.strip()]
+    os.environ.update(dict.fromkeys(names, ",".join(dict.fromkeys([*hosts, HOST]))))
 
 
 def api_url(port: int) -> str:
@@ -28,6 +37,7 @@ def ui_url(api: str) -> str:
 def server_environment(settings: Settings, port: int) -> dict[str, str]:
     """Complete environment of the Prefect server."""
     return _base(settings) | {
+        STACK: str(settings.run_dir),
         "PREFECT_SERVER_API_HOST": HOST,
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -43,6 +53,7 @@ def server_environment(settings: Settings, port: int) -> dict[str, str]:
 def worker_environment(settings: Settings, api: str) -> dict[str, str]:
     """Complete environment of the worker; its flow runs inherit it."""
     return client_environment(settings, api) | {
+        STACK: str(settings.run_dir),
         "PREFECT_WORKER_QUERY_SECONDS": "1",
         # Cancelling comes over a websocket; this is how long it takes when that is down.
         "PREFECT_WORKER_CANCELLATION_POLL_SECONDS": "5",

@@ -21,6 +21,8 @@ from infra.machine.processes import Guarded, Spec, reap
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
+SERVER_WORDS = ("-m", "prefect", "server", "start")
+WORKER_WORDS = ("-m", "prefect", "worker", "start")
 START_SECONDS = 300.0
 # Rounds of different names may run at once; those that need the GPU wait for its slot.
 WORKER_LIMIT = 4
@@ -125,11 +127,11 @@ class _Guarded:
 
 
 def _server_command(port: int) -> list[str]:
-    return [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)]
+    return [sys.executable, *SERVER_WORDS, "--host", HOST, "--port", str(port)]
 
 
 def _worker_command() -> list[str]:
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"]
+    command = [sys.executable, *WORKER_WORDS, "--pool", POOL, "--type", "process"]
     return [*command, "--name", "eagle3", "--limit", str(WORKER_LIMIT), "--install-policy", "never"]
 
 

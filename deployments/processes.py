@@ -4,9 +4,9 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import UUID
 
 import psutil
 
@@ -73,17 +73,18 @@ def start_detached(command: Sequence[str], env: Mapping[str, str], cwd: Path, lo
     return Process.of(child.pid)
 
 
-def executing(run: UUID) -> list[Process]:
-    """Processes of this machine that execute a flow run: Prefect tells them its id by their environment."""
-    mark = f"PREFECT__FLOW_RUN_ID={run}".encode()
+def find(variable: str, value: str, words: Sequence[str] = ()) -> list[Process]:
+    """The processes whose environment has this variable, and whose command has these words in a row."""
+    command, setting = "\0".join(("", *words, "")).encode(), f"\0{variable}={value}\0".encode()
     found = []
-    for pid in psutil.pids():
-        try:
-            marked = mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:
-            continue  # it has ended, or is another user's
-        if marked and (started := _started(pid)) is not None:
-            found.append(Process(pid, started))
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ProcessFailed):  # it is gone, or somebody else's
+            if (
+                entry.name.isdigit()
+                and setting in b"\0" + (entry / "environ").read_bytes()
+                and (not words or command in b"\0" + (entry / "cmdline").read_bytes())
+            ):
+                found.append(Process.of(int(entry.name)))
     return found
 
 

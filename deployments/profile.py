@@ -4,6 +4,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from infra.errors import ConfigError
+
 NAME = "eagle3"
 # The profile Prefect uses where no profiles file says otherwise.
 UNSET = "ephemeral"
@@ -15,6 +17,23 @@ class Earlier(BaseModel):
     file: Path
     active: str | None
     existed: bool
+
+
+def check() -> None:
+    """See that the user's profiles file can be read, before anything is started that needs it.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    from prefect.settings import PREFECT_PROFILES_PATH, load_profiles
+
+    try:
+        load_profiles()
+    except ValueError as error:
+        raise ConfigError(
+            f"Prefect's profiles in {PREFECT_PROFILES_PATH.value()} cannot be read: {error}",
+            fix="correct that file, or move it away",
+        ) from error
 
 
 def activate(api: str) -> Earlier:

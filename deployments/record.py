@@ -4,12 +4,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from deployments.environment import api_url
 from deployments.processes import Process, current
 from deployments.profile import Earlier
 from infra.config.settings import Settings
+from infra.errors import ProcessFailed
 
 
 class Record(BaseModel):
@@ -43,9 +44,20 @@ class Record(BaseModel):
 
 
 def read_record(settings: Settings) -> Record | None:
-    """The stack that was started last, whether or not it still runs; None if it was stopped properly."""
+    """The stack that was started last, whether or not it still runs; None if it was stopped properly.
+
+    Raises:
+        ProcessFailed: the record is damaged.
+    """
     file = _file(settings)
-    return Record.model_validate_json(file.read_text()) if file.is_file() else None
+    try:
+        return Record.model_validate_json(file.read_bytes()) if file.is_file() else None
+    except ValidationError as error:
+        raise ProcessFailed(
+            f"the record of the Prefect server and worker, {file}, is damaged",
+            expected="what `eagle3 up` wrote",
+            fix="end the server and worker if they still run (`ps -ef | grep prefect`), then delete it",
+        ) from error
 
 
 def running(settings: Settings) -> Record | None:

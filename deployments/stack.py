@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 from deployments import profile
 from deployments.api import connect, healthy
-from deployments.environment import api_url
-from deployments.launch import bring_up, detached, guarded
-from deployments.processes import port_holder
+from deployments.environment import STACK, api_url
+from deployments.launch import SERVER_WORDS, WORKER_WORDS, bring_up, detached, guarded
+from deployments.processes import find, port_holder
 from deployments.record import Record, forget, read_record, running, write_record
 from deployments.upkeep import Say, cancel_all, settle
 from infra.config.settings import Settings
@@ -26,14 +26,17 @@ def up(settings: Settings, say: Say) -> Record:
 
     Raises:
         ProcessFailed: the port is taken, a round holds the stack, or a process did not come up.
+        ConfigError: a round file, or Prefect's profiles file, cannot be used.
     """
     with _alone(settings, say):
+        profile.check()
         before = read_record(settings)
         if before is not None and before.mode == "round" and before.alive:
             raise ProcessFailed(
                 f"`eagle3 round` (pid {before.owner.pid}) runs its own Prefect server at {before.api}",
                 fix="wait until that round has ended, then `eagle3 up`",
             )
+        _end_strays(settings, say, before)
         if before is not None and before.server.alive and healthy(before.api):
             say(f"the Prefect server already runs (pid {before.server.pid})")
             port = before.port
@@ -63,14 +66,15 @@ def down(settings: Settings, say: Say) -> bool:
     """
     with _alone(settings, say):
         record = read_record(settings)
+        strays = _end_strays(settings, say, record)
         if record is None:
-            return False
+            return strays
         if record.mode == "round" and record.owner.alive:
             raise ProcessFailed(
                 f"the server and worker belong to `eagle3 round` (pid {record.owner.pid})",
                 fix="stop that command with Ctrl-C; they end with it",
             )
-        was_alive = record.server.alive or record.worker.alive
+        was_alive = strays or record.server.alive or record.worker.alive
         if record.alive and healthy(record.api):
             cancel_all(record.api, say)
         elif healthy(record.api):
@@ -100,6 +104,7 @@ def borrowed(settings: Settings, say: Say) -> Iterator[str]:
                 f"another `eagle3 round` (pid {record.owner.pid}) runs with its own server",
                 fix="wait for it, or use `eagle3 up` and `eagle3 run` to queue several rounds",
             )
+        _end_strays(settings, say, record)
         if record is not None:
             say(f"using the server and worker that `eagle3 up` started ({record.api})")
             port = record.port
@@ -126,6 +131,24 @@ def _alone(settings: Settings, say: Say) -> Iterator[None]:
     """One command at a time changes the stack."""
     with exclusive(settings.run_dir / "stack" / "lock", lambda: say("waiting for another eagle3 command ...")):
         yield
+
+
+def _end_strays(settings: Settings, say: Say, record: Record | None) -> bool:
+    """End servers and workers of this state folder that no record names: the command that started them was killed.
+
+    Only to be called while no other command changes the stack. Returns whether there were any.
+    """
+    known = [] if record is None else [record.server, record.worker]
+    found = [
+        process
+        for words in (WORKER_WORDS, SERVER_WORDS)
+        for process in find(STACK, str(settings.run_dir), words)
+        if process not in known
+    ]
+    for process in found:
+        process.stop()
+        say(f"ended pid {process.pid} (prefect), left behind by a command that was killed")
+    return bool(found)
 
 
 def _clear(settings: Settings) -> None:

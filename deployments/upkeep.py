@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from deployments.api import LIVE, connect, runs
 from deployments.environment import POOL
-from deployments.processes import executing
+from deployments.processes import find
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 GPU_LIMIT = "gpu"
 CANCEL_SECONDS = 60.0
+EXECUTES = "PREFECT__FLOW_RUN_ID"
+"""Where Prefect tells a process the id of the flow run that it executes."""
 WAITING = ("Scheduled", "Late", "AwaitingConcurrencySlot")
 
 
@@ -49,7 +51,7 @@ def settle(client: "SyncPrefectClient", say: Say) -> None:
     from prefect.states import Crashed
 
     for run in runs(client, LIVE):
-        for process in executing(run.id):
+        for process in find(EXECUTES, str(run.id)):
             process.stop()
         message = "Its worker was stopped while it ran; start the round again, it resumes."
         client.set_flow_run_state(run.id, Crashed(message=message), force=True)

@@ -73,16 +73,19 @@ def run_round(round_: Round) -> Report:
 
 
 def _states(round_: Round, ledger: Ledger) -> None:
-    """Answers, samples and verified hidden states; skipped when what they are for is done already."""
-    if not tasks.states_are_needed(round_):
+    """Answers, samples and verified hidden states, as far as what is still to be made needs them."""
+    wanted = tasks.states_are_needed(round_)
+    if not wanted and tasks.samples_are_whole(round_):
         return
     with Serving(round_, "generate") as server, ledger.step("generate", round_.keys.answers) as step:
         tasks.generate(round_, server, ledger, step)
     with Serving(round_, "extract") as server:
         with ledger.step("prepare", round_.keys.samples) as step:
-            parity_is_due = tasks.parity_is_due(round_)
-            tasks.begin_loading(server, needed=tasks.extraction_is_due(round_) and not parity_is_due)
+            parity_is_due = wanted and tasks.parity_is_due(round_)
+            tasks.begin_loading(server, needed=wanted and tasks.extraction_is_due(round_) and not parity_is_due)
             tasks.prepare(round_, step)
+        if not wanted:
+            return
         if parity_is_due:
             with ledger.step("parity") as step:
                 tasks.parity(round_, server, ledger, step)

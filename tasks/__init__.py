@@ -10,7 +10,7 @@ from tasks.gpus import gpus_of, ready_gpus
 from tasks.parity import fit_for_parity, parity, parity_is_due, parity_side, parity_verdict
 from tasks.planning import plan
 from tasks.preflight import preflight
-from tasks.prepare import prepare
+from tasks.prepare import prepare, samples_are_whole
 from tasks.publish import publish
 from tasks.reporting import assemble, finished_report, report
 from tasks.serve import begin_loading
@@ -39,6 +39,7 @@ __all__ = [
     "publish",
     "ready_gpus",
     "report",
+    "samples_are_whole",
     "states_are_needed",
     "train",
     "verify",

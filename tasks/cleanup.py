@@ -8,9 +8,9 @@ from prefect import get_run_logger, task
 from infra.machine.segments import forget_segments
 from infra.steps.budget import removals
 from infra.steps.context import Round
-from infra.steps.leftovers import busy_rounds
+from infra.steps.leftovers import busy_rounds, free
 from infra.steps.progress import gib
-from infra.steps.retention import Removal, removable, remove
+from infra.steps.retention import Removal, removable
 from tasks.options import STEP
 
 
@@ -18,9 +18,9 @@ def _freed(round_: Round, found: Iterable[Removal]) -> list[str]:
     log = get_run_logger()
     lines = []
     for item in found:
-        remove(round_.store, [item])
-        lines.append(f"freed {gib(item.size)}: {item.path} ({item.why})")
-        log.info(lines[-1])
+        if free(round_, item) is not None:
+            lines.append(f"freed {gib(item.size)}: {item.path} ({item.why})")
+            log.info(lines[-1])
     return lines
 
 

@@ -8,6 +8,11 @@ from infra.steps.ledger import Step, point
 from tasks.options import STEP
 
 
+def samples_are_whole(round_: Round) -> bool:
+    """Whether the samples of this round's key are there and verify."""
+    return steps.samples_done(round_)
+
+
 @task(task_run_name="prepare samples", **STEP)
 def prepare(round_: Round, step: Step) -> None:
     """Build the samples and let the data gate judge them."""

@@ -1,13 +1,21 @@
 """Puts the commands together. Heavy imports wait inside the commands, so that ``--help`` is quick."""
 
+import errno
 import signal
 import sys
 from types import FrameType
 
 import typer
 
-from deployments.cli import clean, doctor, engines, front, gpu, plan, round, stack, status, target
-from infra.errors import Eagle3Error
+from deployments.cli import clean, doctor, engines, front, gpu, output, plan, round, stack, status, target
+from deployments.environment import reach_loopback
+from infra.errors import Eagle3Error, ProcessFailed
+
+MACHINE_FAULTS = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENOTDIR, errno.EISDIR,
+     errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO}
+)  # fmt: skip
+"""What a file or folder of the machine can be to blame for, rather than the code."""
 
 app = typer.Typer(
     help="From a served model to a measured EAGLE-3 draft, as Prefect flows.",
@@ -31,15 +39,35 @@ app.add_typer(engines.app, name="engines", help="The Python environments of flow
 
 
 def main() -> int:
-    """Run the command line: an error of ours is one sentence on stderr and status 1, any other is shown whole."""
+    """Run the command line: a foreseeable error is one sentence on stderr and status 1, any other is shown whole.
+
+    With ``--json`` the error is on stdout as well, unless the command's facts are there already.
+    """
+    output.facts_printed = False
+    reach_loopback()
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
     try:
         app(prog_name="eagle3")
     except Eagle3Error as error:
-        print(f"eagle3: {error}", file=sys.stderr)
-        return 1
+        return _failed(error)
+    except OSError as error:
+        if error.filename is None or error.errno not in MACHINE_FAULTS:
+            raise
+        return _failed(
+            ProcessFailed(
+                f"{error.filename} cannot be used: {error.strerror}",
+                fix="see that it is there, that its disk has room, and that this user may write to it",
+            )
+        )
     return 0
+
+
+def _failed(error: Eagle3Error) -> int:
+    print(f"eagle3: {error}", file=sys.stderr)
+    if "--json" in sys.argv[1:] and not output.facts_printed:
+        output.print_json({"error": {"what": error.what, "expected": error.expected, "fix": error.fix}})
+    return 1
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

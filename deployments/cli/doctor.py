@@ -172,6 +172,7 @@ def _server(settings: Settings) -> Iterator[Check]:
 
 
 def _leftovers(settings: Settings) -> Iterator[Check]:
+    from infra.machine.host import folder_bytes
     from infra.machine.processes import recorded
 
     orphans = [item for item in recorded(settings.run_dir) if item.alive and not item.owner_alive]
@@ -183,7 +184,7 @@ def _leftovers(settings: Settings) -> Iterator[Check]:
         "start a round or `eagle3 up`: it ends them first" if orphans else "",
     )
     busy = any(item.owner_alive for item in recorded(settings.run_dir))
-    held = sum(file.stat().st_size for file in settings.scratch_dir.rglob("*") if file.is_file()) if not busy else 0
+    held = sum(map(folder_bytes, settings.scratch_dir.glob("*"))) if not busy else 0
     yield Check(
         "scratch",
         "note" if held else "ok",

@@ -13,6 +13,9 @@ from rich.table import Table
 Json = Annotated[bool, typer.Option("--json", help="Print facts as JSON on standard output.")]
 _BEGIN = time.monotonic()
 
+facts_printed = False
+"""Whether this command has printed its facts as JSON."""
+
 
 def say(text: str) -> None:
     """One line of progress on stderr, with the seconds since the command began."""
@@ -20,8 +23,10 @@ def say(text: str) -> None:
 
 
 def print_json(facts: Any) -> None:
-    """Facts for a machine, on stdout."""
+    """Facts for a machine, on stdout; once a command, so that they are one JSON document."""
+    global facts_printed
     print(json.dumps(facts, indent=2, default=str))
+    facts_printed = True
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from deployments.cli.output import Json, print_json, say
-from deployments.cli.rounds import Set, open_round, parse_overrides
+from deployments.cli.rounds import Set, open_deployed, parse_overrides
 from infra.config.round import RoundConfig
 from infra.config.settings import Settings
 from infra.errors import ProcessFailed
@@ -31,7 +31,7 @@ def run_round(name: Name, overrides: Set = None, as_json: Json = False) -> None:
     from deployments.stack import borrowed
 
     settings, began = Settings(), time.monotonic()
-    config = open_round(name, overrides)
+    config = open_deployed(name, overrides)
     build_environments(config, settings)
     with borrowed(settings, say) as api:
         say(f"UI while it runs: {ui_url(api)}")
@@ -62,15 +62,20 @@ def start(name: Name, overrides: Set = None, as_json: Json = False) -> None:
     from deployments.environment import ui_url
     from deployments.record import running
 
-    config = open_round(name, overrides)
+    config = open_deployed(name, overrides)
     record = running(Settings())
     if record is None:
         raise ProcessFailed("no Prefect server of ours is running", fix=f"eagle3 up, or eagle3 round {name}")
+    from prefect.exceptions import ObjectNotFound
+
     with connect(record.api) as client:
         for item in compare(client, catalogue()):
             if item.name == f"eagle3/{config.name}" and item.state != "current":
                 say(f"{item.name}: {item.said}")
-        deployment = client.read_deployment_by_name(f"eagle3/{config.name}")
+        try:
+            deployment = client.read_deployment_by_name(f"eagle3/{config.name}")
+        except ObjectNotFound as error:
+            raise ProcessFailed(f"the server has no deployment eagle3/{config.name}", fix="eagle3 deploy") from error
         run = client.create_flow_run_from_deployment(
             deployment.id, parameters={"overrides": parse_overrides(overrides)} if overrides else {}
         )

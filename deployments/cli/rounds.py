@@ -52,3 +52,21 @@ def open_round(name: str, overrides: Sequence[str] | None = None) -> RoundConfig
     from infra.config.load import load_round, round_file
 
     return load_round(round_file(name, rounds_folder()), parse_overrides(overrides))
+
+
+def open_deployed(name: str, overrides: Sequence[str] | None = None) -> RoundConfig:
+    """As :func:`open_round`, for what is started as a deployment: the server knows the rounds of the checkout only.
+
+    Raises:
+        ConfigError: it is none of them, too; another file of the same name would not be what runs.
+    """
+    from infra.config.load import round_file
+
+    folder, path = rounds_folder(), round_file(name, rounds_folder())
+    if path.resolve().parent != folder.resolve():
+        raise ConfigError(
+            f"{path} is not among the rounds that are deployed",
+            expected=f"a file in {folder}",
+            fix="copy it there under its round's name (then `eagle3 deploy`), or change single fields with --set",
+        )
+    return open_round(name, overrides)

@@ -1,14 +1,34 @@
 """What every config type is made of."""
 
-from typing import Any
+import re
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 KNOB: dict[str, Any] = {"knob": True}
 """For ``json_schema_extra``: the field changes how fast a step runs, never what it computes."""
 
 
-class Strict(BaseModel):
-    """Base of every config type: unknown keys are refused, instances are frozen."""
+URL_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
+"""A name and password inside a URL."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+
+def without_password(text: str) -> str:
+    """The text, unless it is a URL with a password in it: rounds and addresses are stored, logged and shown.
+
+    Raises:
+        ValueError: it is; the text is not repeated.
+    """
+    if URL_PASSWORD.search(text):
+        raise ValueError("a URL with a password in it is not taken; give credentials by the environment (AWS_* ...)")
+    return text
+
+
+Address = Annotated[str, AfterValidator(without_password)]
+"""A path or URL, free of secrets."""
+
+
+class Strict(BaseModel):
+    """Base of every config type: unknown keys, NaN and infinity are refused, instances are frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

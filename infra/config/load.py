@@ -31,12 +31,14 @@ def load_round(path: Path, overrides: Mapping[str, Any] | None = None) -> RoundC
     """The round in a YAML file, with dotted overrides merged in.
 
     Raises:
-        ConfigError: the file is not YAML, or the round is not valid; every fault is named.
+        ConfigError: the file cannot be read, is not YAML, or the round is not valid; every fault is named.
     """
     try:
-        raw = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path.name} is not YAML: {error}") from error
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path.name} is not YAML: {error}", expected="YAML in UTF-8") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path.name} holds {type(raw).__name__}", expected="a mapping of round fields")
     return build_round(raw, overrides, origin=path.name)

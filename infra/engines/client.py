@@ -13,7 +13,7 @@ from typing import Any, Self
 import httpx
 
 from infra.engines.counters import SpecCounters
-from infra.engines.dialect import Dialect, Extraction, Generation, RequestRefused, Sampling, check_prompt
+from infra.engines.dialect import Dialect, Extraction, Generation, RequestRefused, Sampling, check_prompt, ids_of
 from infra.engines.dialect_vllm import VllmDialect
 from infra.errors import EngineError
 
@@ -86,8 +86,14 @@ class Client:
         """
         dialect, sampling = self._dialect, Sampling(max_tokens, temperature, top_p, seed)
         reply = self._json("POST", dialect.completions, lambda: dialect.completion(prompt_ids, sampling))
-        self._count(reply)
-        return dialect.answer(prompt_ids, reply)
+        with _understood(dialect.completions):
+            self._count(reply)
+            answer = dialect.answer(prompt_ids, reply)
+        if len(answer.token_ids) > max_tokens:
+            raise EngineError(
+                f"the engine answered {len(answer.token_ids)} tokens", expected=f"at most {max_tokens}, as it was asked"
+            )
+        return answer
 
     def stream(
         self, prompt_ids: Sequence[int], *, max_tokens: int, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0
@@ -101,6 +107,7 @@ class Client:
         finish, seen_prompt, event = "", None, dict[str, Any]()
         with (
             self._errors(path),
+            _understood(path),
             self._http.stream("POST", path, json=payload, extensions=self._trace) as reply,
         ):
             if reply.status_code != 200:
@@ -116,7 +123,8 @@ class Client:
         check_prompt(prompt_ids, seen_prompt)
         if not finish or not moments:
             raise EngineError(f"the engine's stream ended after {len(token_ids)} tokens without a finish reason")
-        self._count(event)
+        with _understood(path):
+            self._count(event)
         return Timed(token_ids, moments[0][0], _gaps(moments), moments[-1][0], finish, len(moments) - 1)
 
     def extract(self, token_ids: Sequence[int]) -> Extraction:
@@ -129,7 +137,8 @@ class Client:
         """
         dialect = self._dialect
         reply = self._json("POST", dialect.completions, lambda: dialect.extraction(token_ids))
-        return dialect.extracted(token_ids, reply)
+        with _understood(dialect.completions):
+            return dialect.extracted(token_ids, reply)
 
     def tokenize_chat(
         self, messages: Sequence[Mapping[str, Any]], template_args: Mapping[str, Any] | None = None
@@ -137,10 +146,7 @@ class Client:
         """Token ids of a conversation under the engine's own chat template, the assistant's opening included."""
         path = self._dialect.tokenize
         answer = self._json("POST", path, lambda: self._dialect.chat(messages, template_args or {}))
-        tokens = answer.get("tokens")
-        if not isinstance(tokens, list):
-            raise EngineError(f"{path} answered without tokens: {str(answer)[:200]}")
-        return [int(token) for token in tokens]
+        return ids_of(answer, "tokens")
 
     def spec_counters(self) -> SpecCounters | None:
         """Counters of speculative decoding, summed over the server's engines; None when it serves without a draft.
@@ -149,7 +155,9 @@ class Client:
         """
         if self._dialect.counters is None:
             return self._counted
-        return self._dialect.counted(self._request("GET", self._dialect.counters).text)
+        page = self._request("GET", self._dialect.counters).text
+        with _understood(self._dialect.counters):
+            return self._dialect.counted(page)
 
     def close(self) -> None:
         """Give up: requests in flight fail at once, in whatever thread they wait."""
@@ -243,8 +251,20 @@ def _message(reply: httpx.Response) -> str:
     try:
         body = reply.json()
         return str(body["error"]["message"] if "error" in body else body.get("message", body))[:400]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         return reply.text[:400]
+
+
+@contextmanager
+def _understood(path: str) -> Iterator[None]:
+    """Around reading an answer: one of another shape than the engine's is the server's fault, not this program's."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise EngineError(
+            f"{path} answered in a shape that is not the engine's: {type(error).__name__}: {error}",
+            fix="see that nothing else answers on the engine's port, and that its version is one that is known",
+        ) from error
 
 
 def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:

@@ -49,7 +49,8 @@ class SpecCounters:
         return tuple(count / self.drafts if self.drafts else 0.0 for count in self.accepted_per_position)
 
 
-_COUNTER = re.compile(r"^vllm:spec_decode_num_(\w+?)_total\{([^}]*)\}\s+([0-9.eE+]+)\s*$", re.MULTILINE)
+_NUMBER = r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)"
+_COUNTER = re.compile(rf"^vllm:spec_decode_num_(\w+?)_total\{{([^}}]*)\}}\s+{_NUMBER}\s*$", re.MULTILINE)
 _POSITION = re.compile(r'position="(\d+)"')
 
 
@@ -69,7 +70,7 @@ def parse_spec_counters(metrics: str) -> SpecCounters | None:
 
 
 _TOKENS = re.compile(
-    r"^(?:vllm|sglang):(?:prompt|generation)_tokens_total(?:\{[^}]*\})?\s+([0-9.eE+]+)\s*$", re.MULTILINE
+    rf"^(?:vllm|sglang):(?:prompt|generation)_tokens_total(?:\{{[^}}]*\}})?\s+{_NUMBER}\s*$", re.MULTILINE
 )
 
 

@@ -145,6 +145,8 @@ def ids_of(answer: Mapping[str, Any], key: str) -> list[int]:
         EngineError: it has none.
     """
     ids = answer.get(key)
-    if not isinstance(ids, list):
-        raise EngineError("the engine answered without token ids", expected=f"a list `{key}` in its answer")
+    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
+        raise EngineError(
+            f"the engine answered without token ids: {str(ids)[:100]}", expected=f"a list `{key}` of them in its answer"
+        )
     return ids

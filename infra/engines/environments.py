@@ -55,7 +55,7 @@ class Status:
 
 def default_cache() -> Path:
     """``EAGLE3_CACHE_DIR``, else ``~/.cache/eagle3``: the same rule as the settings."""
-    return Path(os.environ.get("EAGLE3_CACHE_DIR") or Path.home() / ".cache" / "eagle3")
+    return Path(os.environ.get("EAGLE3_CACHE_DIR") or Path.home() / ".cache" / "eagle3").absolute()
 
 
 def environment_folder(name: str, cache_dir: Path, locks: Path = LOCKS) -> Path:
@@ -162,7 +162,16 @@ def _override(name: str) -> str:
 
 
 def _built(folder: Path) -> bool:
-    return (folder / MARKER).is_file() and (folder / "bin" / "python").exists()
+    return _made(folder) is not None and (folder / "bin" / "python").exists()
+
+
+def _made(folder: Path) -> dict[str, Any] | None:
+    """What the marker says; None when there is none, or a damaged one."""
+    try:
+        made = json.loads((folder / MARKER).read_text())
+    except (OSError, ValueError):
+        return None
+    return made if isinstance(made, dict) else None
 
 
 def _status(description: Description, cache_dir: Path, locks: Path) -> Status:
@@ -170,7 +179,7 @@ def _status(description: Description, cache_dir: Path, locks: Path) -> Status:
     folder = environment_folder(name, cache_dir, locks)
     overridden = bool(os.environ.get(_override(name)))
     built = (folder / "bin" / "python").exists() if overridden else _built(folder)
-    made: dict[str, Any] = json.loads((folder / MARKER).read_text()) if (folder / MARKER).is_file() else {}
+    made = _made(folder) or {}
     return Status(
         name=name,
         key="override" if overridden else environment_key(description, locks),

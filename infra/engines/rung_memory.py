@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.config.round import RungConfig
-from infra.machine import guard
-from infra.machine.filelock import exclusive
+from infra.machine.learnt import amend, recall
 
 
 @dataclass(frozen=True)
@@ -33,32 +32,26 @@ class RungMemory:
 
     def recall(self, purpose: str) -> str | None:
         """The rung to begin with: the one that worked for this purpose, else the last one that worked for any."""
-        known = _read(self.path).get(self._key, {})
+        known = self._known(recall(self.path))
         return known.get(purpose) or next(reversed(known.values()), None)
 
     def keep(self, purpose: str, rung: str) -> None:
-        """Note a rung that came up; written whole or not at all."""
-        with exclusive(self.path.with_name(self.path.name + ".lock")):
-            everything = _read(self.path)
-            known = everything.setdefault(self._key, {})
-            if known.get(purpose) == rung and next(reversed(known)) == purpose:
-                return
+        """Note a rung that came up."""
+
+        def note(everything: dict[str, Any]) -> None:
+            known = self._known(everything)
             known.pop(purpose, None)
-            known[purpose] = rung
-            self.path.with_name(self.path.name + ".tmp").unlink(missing_ok=True)
-            guard.write_private(self.path, json.dumps(everything, indent=1))
+            everything[self._key] = {**known, purpose: rung}
+
+        amend(self.path, note)
+
+    def _known(self, everything: dict[str, Any]) -> dict[str, str]:
+        """Rung by purpose, the one that came up last at the end."""
+        found = everything.get(self._key)
+        return dict(found) if isinstance(found, dict) else {}
 
     @property
     def _key(self) -> str:
         rungs = json.dumps([rung.model_dump(mode="json") for rung in self.ladder], sort_keys=True)
         ladder = hashlib.sha256(rungs.encode()).hexdigest()[:12]
         return f"{platform.node()} | {self.engine} | {self.target} | ladder {ladder}"
-
-
-def _read(path: Path) -> dict[str, dict[str, str]]:
-    """What is known; nothing when the file is missing or was damaged, since it only saves time."""
-    try:
-        found: Any = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -285,7 +285,7 @@ class Server:
                 return False
             models = self._http.get(f"{self.base_url}/v1/models").json()
             return any(model.get("id") == self._served_name for model in models.get("data", []))
-        except (httpx.TransportError, ValueError):
+        except (httpx.TransportError, ValueError, AttributeError, TypeError):
             return False
 
     def _why(self, status: int) -> str:

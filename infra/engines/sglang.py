@@ -120,7 +120,7 @@ class Sglang:
         try:
             answer = httpx.get(f"{base_url}/server_info", timeout=30, trust_env=False)
             return str(answer.raise_for_status().json()["version"]).split("+")[0]
-        except (httpx.HTTPError, KeyError, ValueError) as error:
+        except (httpx.HTTPError, KeyError, ValueError, TypeError) as error:
             raise EngineError(f"SGLang at {base_url} does not tell its version: {error}") from error
 
 

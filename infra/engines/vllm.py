@@ -99,7 +99,7 @@ class Vllm:
         try:
             answer = httpx.get(f"{base_url}/version", timeout=30, trust_env=False)
             return str(answer.raise_for_status().json()["version"]).split("+")[0]
-        except (httpx.HTTPError, KeyError, ValueError) as error:
+        except (httpx.HTTPError, KeyError, ValueError, TypeError) as error:
             raise EngineError(f"vLLM at {base_url} does not tell its version: {error}") from error
 
     def _profile_flags(self, request: LaunchRequest, settings: Settings) -> list[str]:

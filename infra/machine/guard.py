@@ -125,11 +125,15 @@ def end_all(
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file of mode 0600 so that readers see all of it or nothing."""
-    temporary = path.with_name(path.name + ".tmp")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    """Write a file of mode 0600 so that readers see all of it or nothing, whoever else writes it or died writing it."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def prctl(option: int, value: int) -> None:

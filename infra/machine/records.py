@@ -4,8 +4,9 @@ import json
 import os
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -76,7 +77,7 @@ class Saved:
             purpose=str(data["purpose"]),
             command=tuple(map(str, data["command"])),
             log=Path(data["log"]),
-            started=datetime.fromisoformat(data["started"]),
+            started=datetime.fromisoformat(data["started"]).astimezone(UTC),
         )
 
     @property
@@ -185,16 +186,18 @@ def reap(run_dir: Path) -> list[Reaped]:
     for path in _pid_files(run_dir):
         saved = _load(path)
         if saved is None:
-            path.unlink(missing_ok=True)  # written whole or not at all: a machine that lost power left this
+            with suppress(IsADirectoryError):  # somebody else's
+                path.unlink(missing_ok=True)  # written whole or not at all: a machine that lost power left this
         elif not saved.is_running(saved.owner):
             record = saved.record()
             try:
                 reaped.append(Reaped(record, saved.end(saved.grace)))
             except ProcessFailed as error:
                 failure = failure or error
-    for temporary in run_dir.glob(f"*{SUFFIX}.tmp"):
-        if time.time() - temporary.stat().st_mtime > _TEMPORARY_SECONDS:
-            temporary.unlink(missing_ok=True)
+    for temporary in run_dir.glob("*.json*.tmp"):
+        with suppress(FileNotFoundError):  # its writer gave it its name
+            if time.time() - temporary.stat().st_mtime > _TEMPORARY_SECONDS:
+                temporary.unlink()
     if failure is not None:
         raise failure
     return reaped
@@ -215,5 +218,5 @@ def _pid_files(run_dir: Path) -> list[Path]:
 def _load(path: Path) -> Saved | None:
     try:
         return Saved.of(path, json.loads(path.read_text()))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from infra.config.base import URL_PASSWORD
 from infra.machine import guard
 
 _WORDS = "TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|KEY|APIKEY"
 _SECRET_NAME = re.compile(rf"(?i)(^|_)({_WORDS})(_|$)")
 _SECRET_OPTION = re.compile(rf"(?i)^(--?(?:[\w-]*[-_])?(?:{_WORDS}))(=.*)?$")
-_SECRET_VALUE = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 _LEFTOVER_NAME = re.compile(r"^(PREFECT_|PYTHON|VIRTUAL_ENV|CONDA_|__PYVENV|PIP_|UV_)")
 
 
@@ -27,7 +27,7 @@ def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
         if name != guard.MARK
         and not _LEFTOVER_NAME.match(name)
         and not _SECRET_NAME.search(name)
-        and not _SECRET_VALUE.search(value)
+        and not URL_PASSWORD.search(value)
     }
     own = {str(Path(prefix, "bin")) for prefix in (os.environ.get("VIRTUAL_ENV"), _own_environment()) if prefix}
     kept["PATH"] = os.pathsep.join(

@@ -86,11 +86,13 @@ def _note_of(pid_file: Path) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """A note, or nothing when it is missing or damaged."""
     try:
         note = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
+        segments = {str(name): int(inode) for name, inode in note["segments"].items()}
+        return {"boot": str(note["boot"]), "purpose": str(note["purpose"]), "segments": segments}
+    except (OSError, ValueError, LookupError, AttributeError, TypeError):
         return {}
-    return note if isinstance(note, dict) else {}
 
 
 def _inode(path: Path) -> int | None:

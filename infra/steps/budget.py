@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -11,9 +12,9 @@ from infra.errors import DiskFull, GateError
 from infra.machine.disk import existing, file_system, is_full
 from infra.machine.host import folder_bytes
 from infra.machine.segments import note_segments
-from infra.steps.leftovers import busy_rounds, scratch_entries, shared_memory, survey
+from infra.steps.leftovers import busy_rounds, free, scratch_entries, shared_memory, survey
 from infra.steps.progress import duration, gib
-from infra.steps.retention import Kept, Removal, removable, remove, temporaries
+from infra.steps.retention import Kept, Removal, removable, temporaries
 
 if TYPE_CHECKING:
     from infra.steps.context import Round
@@ -89,7 +90,8 @@ class DiskGuard:
         self._next = what, {"store": store, "scratch": scratch}
         if time.monotonic() - self._noted_at >= MEASURE_SECONDS:
             self._noted_at = time.monotonic()
-            note_segments(self._round.settings.run_dir)
+            with suppress(OSError):  # the pid files' disk may be full; they are noted at the next look
+                note_segments(self._round.settings.run_dir)
         if (short := self.shortage()) is not None:
             self._pause(short.text, time.monotonic(), 0.0)
         self._held += store + scratch
@@ -180,8 +182,8 @@ class DiskGuard:
             short = self.shortage()
             if short is None and freed:
                 break
-            if self._helps(item, short):
-                freed += remove(self._round.store, [item])
+            if self._helps(item, short) and (size := free(self._round, item)) is not None:
+                freed += size
                 self._held_at = -MEASURE_SECONDS
                 self.tell(Notice("freed", f"freed {gib(item.size)} for want of disk: {item.path} ({item.why})"))
         return freed

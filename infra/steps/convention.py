@@ -19,8 +19,9 @@ from infra.steps.capture import AGREEMENT, Head, near_ties
 from infra.steps.context import Round
 from infra.steps.extract import faulty_shards, states_meta
 from infra.steps.layer_errors import error_row, explain, ratio
-from infra.steps.results import Convention
+from infra.steps.results import Convention, read_stored
 from infra.steps.serving import Serving
+
 
 CONVENTION = "convention.json"
 NONE_ASKED = "gates.convention.reference is `none`"
@@ -58,8 +59,7 @@ def convention_path(round_: Round) -> str:
 
 def convention_if_done(round_: Round) -> Convention | None:
     """The stored measurement; it passed, since nothing else is stored."""
-    path = convention_path(round_)
-    return Convention.model_validate_json(round_.store.get(path)) if round_.store.exists(path) else None
+    return read_stored(round_.store, convention_path(round_), Convention)
 
 
 def write_convention(round_: Round, found: Convention) -> None:

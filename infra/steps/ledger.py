@@ -2,22 +2,21 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
 
+from infra.errors import StoreError
 from infra.steps.budget import held_bytes
 from infra.steps.context import Round
 from infra.steps.extract import faulty_shards
 from infra.steps.generate import answers_done
 from infra.steps.prepare import samples_done
 from infra.steps.publish import publication_done, published_prefix
-from infra.steps.results import TRAINING, Evaluation, Report, Result, StepTime, Training
+from infra.steps.results import TRAINING, Evaluation, Report, Result, StepTime, Training, read_stored, whole
 from infra.steps.serving import Serving
 
 EVALUATION = "evaluation.json"
 REPORT = "report.json"
-Kind = TypeVar("Kind", bound=Result)
 
 
 @dataclass
@@ -66,17 +65,6 @@ class Ledger:
         )
 
 
-def read_result(round_: Round, step: str, name: str, kind: type[Kind]) -> Kind | None:
-    """A step's stored result, or None when it is not there or not whole."""
-    path = f"{round_.prefix(step)}/{name}"
-    if not round_.store.exists(path):
-        return None
-    try:
-        return kind.model_validate_json(round_.store.get(path))
-    except ValueError:
-        return None
-
-
 MADE_FROM = {"samples": "answers", "draft": "hidden", "eval": "draft", "published": "draft"}
 """Which earlier step's key a pointer names, so that retention can follow the chain."""
 
@@ -84,9 +72,10 @@ MADE_FROM = {"samples": "answers", "draft": "hidden", "eval": "draft", "publishe
 def point(round_: Round, step: str) -> None:
     """Make this round's key the step's live one, unless it is; hidden states have :func:`make_live` instead."""
     key = getattr(round_.keys, step)
-    live = round_.rounds.current(step)
-    if live is not None and live.key == key:
-        return
+    with suppress(StoreError):  # a damaged pointer is written anew
+        live = round_.rounds.current(step)
+        if live is not None and live.key == key:
+            return
     made: dict[str, object] = {"versions": round_.versions}
     if step in MADE_FROM:
         made[MADE_FROM[step]] = getattr(round_.keys, MADE_FROM[step])
@@ -101,21 +90,21 @@ def write_result(round_: Round, step: str, name: str, result: Result) -> None:
 
 def training_if_done(round_: Round) -> Training | None:
     """The training result of this key, if the draft's files are whole."""
-    result = read_result(round_, "draft", TRAINING, Training)
+    prefix = round_.prefix("draft")
+    result = read_stored(round_.store, f"{prefix}/{TRAINING}", Training)
     if result is None:
         return None
-    prefix = round_.prefix("draft")
-    return result if all(round_.store.exists(f"{prefix}/{name}") for name in result.files) else None
+    return result if whole(round_.store, prefix, result.files, result.sizes) else None
 
 
 def evaluation_if_done(round_: Round) -> Evaluation | None:
     """The evaluation of this key."""
-    return read_result(round_, "eval", EVALUATION, Evaluation)
+    return read_stored(round_.store, f"{round_.prefix('eval')}/{EVALUATION}", Evaluation)
 
 
 def report_if_done(round_: Round) -> Report | None:
     """The report of this key."""
-    return read_result(round_, "report", REPORT, Report)
+    return read_stored(round_.store, f"{round_.prefix('report')}/{REPORT}", Report)
 
 
 def done_steps(round_: Round) -> set[str]:

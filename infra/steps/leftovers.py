@@ -1,10 +1,11 @@
 """What of this machine's scratch and shared memory may be deleted, and the clean-up of a whole machine."""
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from infra.config.round import RetentionConfig
 from infra.config.settings import Settings
@@ -12,10 +13,13 @@ from infra.errors import ConfigError, StoreError
 from infra.machine.host import folder_bytes
 from infra.machine.segments import forget_segments, leftover_segments
 from infra.steps.lock import is_busy, lock
-from infra.steps.results import TRAINING
+from infra.steps.results import TRAINING, whole
 from infra.steps.retention import Kept, Removal, kept, removable_everywhere, remove, temporaries
 from infra.store.answers import DONE
 from infra.store.objects import ObjectStore
+
+if TYPE_CHECKING:
+    from infra.steps.context import Round
 
 
 @dataclass(frozen=True)
@@ -37,17 +41,37 @@ def survey(store: ObjectStore, settings: Settings, policies: Mapping[str, Retent
 
 def clean(store: ObjectStore, settings: Settings, policies: Mapping[str, RetentionConfig]) -> Survey:
     """Delete what :func:`survey` finds, holding the lock of every round that nobody works on."""
-    busy: set[str] = set()
+    held: set[str] = set()
     with ExitStack() as locks:
         for name in _rounds(store, settings):
-            try:
+            with suppress(ConfigError):
                 locks.enter_context(lock(settings.run_dir, name))
-            except ConfigError:
-                busy.add(name)
-        found = _survey(store, settings, policies, busy)
+                held.add(name)
+        found = _survey(store, settings, policies, _AllBut(held))
         remove(store, found.go)
     forget_segments(settings.run_dir)
     return found
+
+
+class _AllBut(Container[str]):
+    """Every round but these: one that is begun only now is among them."""
+
+    def __init__(self, names: Container[str]) -> None:
+        self._names = names
+
+    def __contains__(self, name: object) -> bool:
+        return name not in self._names
+
+
+def free(round_: "Round", item: Removal) -> int | None:
+    """Delete something for a running round; the bytes freed, or None when it is left: its own round was begun since."""
+    if item.round in ("", round_.config.name):
+        return remove(round_.store, [item])
+    try:
+        with lock(round_.settings.run_dir, item.round):
+            return remove(round_.store, [item])
+    except ConfigError:
+        return None
 
 
 def shared_memory(run_dir: Path) -> list[Removal]:
@@ -58,9 +82,7 @@ def shared_memory(run_dir: Path) -> list[Removal]:
     ]
 
 
-def scratch_entries(
-    store: ObjectStore, scratch: Path, busy: Collection[str], own: str = ""
-) -> Iterator[Removal | Kept]:
+def scratch_entries(store: ObjectStore, scratch: Path, busy: Container[str], own: str = "") -> Iterator[Removal | Kept]:
     """What lies in the rounds' scratch folders, by round.
 
     Args:
@@ -103,14 +125,14 @@ def _entry(store: ObjectStore, name: str, place: Path, size: int) -> Removal | K
 def _draft_is_whole(store: ObjectStore, name: str, key: str) -> bool:
     prefix = f"rounds/{name}/draft/{key}"
     try:
-        files = json.loads(store.get(f"{prefix}/{TRAINING}"))["files"]
-    except (StoreError, ValueError, KeyError):
+        made = json.loads(store.get(f"{prefix}/{TRAINING}"))
+        return bool(made["files"]) and whole(store, prefix, made["files"], made.get("sizes", {}))
+    except (StoreError, ValueError, LookupError, TypeError, AttributeError):
         return False
-    return bool(files) and all(store.exists(f"{prefix}/{file}") for file in files)
 
 
 def _survey(
-    store: ObjectStore, settings: Settings, policies: Mapping[str, RetentionConfig], busy: Collection[str]
+    store: ObjectStore, settings: Settings, policies: Mapping[str, RetentionConfig], busy: Container[str]
 ) -> Survey:
     scratch = list(scratch_entries(store, settings.scratch_dir, busy))
     go = [

@@ -17,7 +17,7 @@ from infra.errors import GateError
 from infra.steps.agreement import Layers, Side, compare
 from infra.steps.capture import Head
 from infra.steps.context import Round
-from infra.steps.results import Parity, TapParity
+from infra.steps.results import Parity, TapParity, read_stored
 from infra.steps.serving import Serving
 
 PARITY = "parity.json"
@@ -48,8 +48,7 @@ def parity_path(round_: Round) -> str:
 
 def parity_if_done(round_: Round) -> Parity | None:
     """The stored comparison; it passed, since nothing else is stored."""
-    path = parity_path(round_)
-    return Parity.model_validate_json(round_.store.get(path)) if round_.store.exists(path) else None
+    return read_stored(round_.store, parity_path(round_), Parity)
 
 
 def write_parity(round_: Round, found: Parity) -> None:

@@ -2,18 +2,23 @@
 
 import json
 
+from pydantic import TypeAdapter
+
 from infra.data.build import build_samples
 from infra.data.gate import data_gate
+from infra.errors import StoreError
 from infra.steps.context import Round
 from infra.store.answers import read_answers
+from infra.store.objects import ObjectMissing
 from infra.store.samples import samples_fault, write_samples
 
 COUNTS = "counts.json"
+COUNTED = TypeAdapter(dict[str, int])
 
 
 def samples_done(round_: Round) -> bool:
-    """Whether the samples of this key are complete and verify."""
-    return samples_fault(round_.store, round_.prefix("samples")) is None
+    """Whether the samples of this key are complete and verify, their counts too."""
+    return samples_fault(round_.store, round_.prefix("samples")) is None and _counts(round_) is not None
 
 
 def prepare(round_: Round) -> bool:
@@ -48,6 +53,20 @@ def prepare(round_: Round) -> bool:
 
 
 def sample_counts(round_: Round) -> dict[str, int]:
-    """What was truncated, empty, refused, cut or left out on the way."""
-    counts: dict[str, int] = json.loads(round_.store.get(f"{round_.prefix('samples')}/{COUNTS}"))
+    """What was truncated, empty, refused, cut or left out on the way.
+
+    Raises:
+        StoreError: the samples are not prepared.
+    """
+    counts = _counts(round_)
+    if counts is None:
+        raise StoreError(f"the samples of round {round_.config.name} have no {COUNTS}", fix="start the round again")
     return counts
+
+
+def _counts(round_: Round) -> dict[str, int] | None:
+    """The counts, or None when they are not there or not whole."""
+    try:
+        return COUNTED.validate_json(round_.store.get(f"{round_.prefix('samples')}/{COUNTS}"))
+    except (ObjectMissing, ValueError):
+        return None

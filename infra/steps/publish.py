@@ -9,7 +9,7 @@ from infra.errors import StoreError
 from infra.report.card import card
 from infra.steps.context import Round
 from infra.steps.layouts import draft_folder, sglang_draft
-from infra.steps.results import Report
+from infra.steps.results import Report, read_stored, whole
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
 
@@ -17,7 +17,7 @@ PUBLICATION = "publication.json"
 
 
 class Publication(BaseModel):
-    """What makes a published draft count: the hash of each of its files. Written last."""
+    """What makes a published draft count: the hash and size of each of its files. Written last."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -25,6 +25,7 @@ class Publication(BaseModel):
     round: str
     draft_key: str
     files: dict[str, str]
+    sizes: dict[str, int] = {}
 
 
 def draft_name(round_: Round) -> str:
@@ -38,12 +39,12 @@ def published_prefix(round_: Round) -> str:
 
 
 def publication_done(round_: Round) -> bool:
-    """Whether the draft of this key is published and its files are there."""
+    """Whether the draft of this key is published and its files are whole, by their sizes."""
     prefix = published_prefix(round_)
     found = _publication(round_.store, prefix)
     if found is None or found.key != round_.keys.published:
         return False
-    return all(round_.store.exists(f"{prefix}/{name}") for name in found.files)
+    return whole(round_.store, prefix, found.files, found.sizes)
 
 
 def publish(round_: Round, report: Report) -> str:
@@ -71,6 +72,7 @@ def publish(round_: Round, report: Report) -> str:
         round=round_.config.name,
         draft_key=round_.keys.draft,
         files={name: _sha256(data) for name, data in files.items()},
+        sizes={name: len(data) if isinstance(data, bytes) else data.stat().st_size for name, data in files.items()},
     )
     round_.store.put(f"{prefix}/{PUBLICATION}", publication.model_dump_json(indent=1).encode())
     return report.published
@@ -85,13 +87,7 @@ def publishing_rounds(round_: Round) -> list[RoundStore]:
 
 
 def _publication(store: ObjectStore, prefix: str) -> Publication | None:
-    path = f"{prefix}/{PUBLICATION}"
-    if not store.exists(path):
-        return None
-    try:
-        return Publication.model_validate_json(store.get(path))
-    except ValueError:
-        return None
+    return read_stored(store, f"{prefix}/{PUBLICATION}", Publication)
 
 
 def _checked(path: Path, digest: str) -> Path:

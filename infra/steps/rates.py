@@ -1,13 +1,13 @@
 """How fast this machine was in earlier rounds; the plan estimates with it."""
 
-import json
 import time
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from infra.config.settings import Settings
+from infra.machine.learnt import amend, recall
 from infra.steps.context import Round
 
 
@@ -97,19 +97,12 @@ def _name(round_: Round) -> str:
 
 def learnt_rates(round_: Round) -> Rates | None:
     """Rates of the last complete round of this target on this machine, or None."""
-    path = rates_path(round_.settings)
-    if not path.is_file():
+    try:
+        return Rates.model_validate(recall(rates_path(round_.settings)).get(_name(round_)))
+    except ValidationError:
         return None
-    entry = json.loads(path.read_text()).get(_name(round_))
-    return None if entry is None else Rates.model_validate(entry)
 
 
 def learn(round_: Round, rates: Rates) -> None:
     """Remember the rates of a complete round."""
-    path = rates_path(round_.settings)
-    known = json.loads(path.read_text()) if path.is_file() else {}
-    known[_name(round_)] = rates.model_dump()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(known, indent=1))
-    temporary.replace(path)
+    amend(rates_path(round_.settings), lambda known: known.update({_name(round_): rates.model_dump()}))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import yaml
 
+from infra.errors import StoreError
 from infra.report.drafts import in_brief
 from infra.report.figures import all_figures, data_uri
 from infra.report.layers import layers_figure
@@ -19,7 +20,7 @@ from infra.steps.plan import Plan
 from infra.steps.prepare import sample_counts
 from infra.steps.publish import draft_name, published_prefix, publishing_rounds
 from infra.steps.rates import Rates, learn
-from infra.steps.results import Evaluation, OtherRound, Report, Training
+from infra.steps.results import Evaluation, OtherRound, Report, Training, read_stored
 from infra.store.rounds import RoundStore
 
 
@@ -68,14 +69,13 @@ def other_rounds(round_: Round) -> tuple[OtherRound, ...]:
 
 
 def _live_report(rounds: RoundStore) -> Report | None:
-    pointer = rounds.current("report")
+    try:
+        pointer = rounds.current("report")
+    except StoreError:
+        return None
     if pointer is None:
         return None
-    path = f"{rounds.step_prefix('report', pointer.key)}/{REPORT}"
-    try:
-        return Report.model_validate_json(rounds.store.get(path)) if rounds.store.exists(path) else None
-    except ValueError:
-        return None
+    return read_stored(rounds.store, f"{rounds.step_prefix('report', pointer.key)}/{REPORT}", Report)
 
 
 def write_report(round_: Round, report: Report) -> str:

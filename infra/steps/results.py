@@ -1,8 +1,11 @@
 """What the steps leave behind for later steps and for the report."""
 
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from infra.store.objects import ObjectMissing, ObjectStore
 
 TRAINING = "training.json"
 """The train step's result; stored last, it makes the draft whole."""
@@ -13,6 +16,25 @@ class Result(BaseModel):
 
     # Without "constants" a NaN is written as null and the result cannot be read again.
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
+def read_stored(store: ObjectStore, path: str, kind: type[Kind]) -> Kind | None:
+    """A stored result, or None when it is not there or not whole: it is made again then."""
+    try:
+        return kind.model_validate_json(store.get(path))
+    except (ObjectMissing, ValueError):
+        return None
+
+
+def whole(store: ObjectStore, prefix: str, files: Iterable[str], sizes: Mapping[str, int]) -> bool:
+    """Whether the files below a prefix are there, and as long as they were written, where that is known."""
+    try:
+        return all(sizes.get(name) in (None, store.size(f"{prefix}/{name}")) for name in files)
+    except ObjectMissing:
+        return False
 
 
 class Speed(Result):
@@ -95,6 +117,7 @@ class Training(Result):
     trainer_version: str
     draft_vocab_size: int
     files: dict[str, str] = Field(description="sha256 of each file of the draft.")
+    sizes: dict[str, int] = Field(default={}, description="Bytes of each of them.")
 
 
 class Convention(Result):

@@ -1,12 +1,13 @@
 """What may be deleted: only what can be made again, in the policy's order, and why; and why the rest stays."""
 
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from infra.config.round import RetentionConfig
+from infra.errors import StoreError
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
 from infra.store.samples import samples_fault
@@ -73,7 +74,7 @@ def temporaries(store: ObjectStore) -> list[Removal]:
     return [Removal(item.path, item.size, why, where="temporary") for item in store.temporaries()]
 
 
-def removable(store: ObjectStore, current: str, policy: RetentionConfig, busy: Collection[str] = ()) -> list[Removal]:
+def removable(store: ObjectStore, current: str, policy: RetentionConfig, busy: Container[str] = ()) -> list[Removal]:
     """Hidden states that the policy lets go, earlier rounds first.
 
     Hidden states are reproducible while their samples are kept, so those of a round may go once its draft is trained,
@@ -88,25 +89,29 @@ def removable(store: ObjectStore, current: str, policy: RetentionConfig, busy: C
         own = name == current
         if name in busy and not own:
             continue
-        rounds = RoundStore(store, name)
-        if policy.stale_generations:
-            found += _stale(rounds)
-        if (own and policy.states == "until_published") or (not own and policy.earlier_rounds):
-            found += _finished(rounds)
+        finished = policy.states == "until_published" if own else policy.earlier_rounds
+        found += _of_round(RoundStore(store, name), policy.stale_generations, finished)
     return found
 
 
 def removable_everywhere(
-    store: ObjectStore, policies: Mapping[str, RetentionConfig], busy: Collection[str] = ()
+    store: ObjectStore, policies: Mapping[str, RetentionConfig], busy: Container[str] = ()
 ) -> list[Removal]:
     """What each round's own policy lets go; rounds without a known policy, and busy ones, are left alone."""
     found: list[Removal] = []
     for name in store.folders("rounds"):
         if name in policies and name not in busy:
-            rounds, policy = RoundStore(store, name), policies[name]
-            found += _stale(rounds) if policy.stale_generations else ()
-            found += _finished(rounds) if policy.states == "until_published" else ()
+            policy = policies[name]
+            found += _of_round(RoundStore(store, name), policy.stale_generations, policy.states == "until_published")
     return found
+
+
+def _of_round(rounds: RoundStore, stale: bool, finished: bool) -> list[Removal]:
+    """A round's superseded and finished states, as asked for; nothing of one whose pointers cannot be read."""
+    try:
+        return [*(_stale(rounds) if stale else ()), *(_finished(rounds) if finished else ())]
+    except StoreError:
+        return []
 
 
 def remove(store: ObjectStore, removals: Iterable[Removal]) -> int:
@@ -127,7 +132,7 @@ def remove(store: ObjectStore, removals: Iterable[Removal]) -> int:
 
 
 def kept(
-    store: ObjectStore, policies: Mapping[str, RetentionConfig], gone: Collection[str], busy: Collection[str] = ()
+    store: ObjectStore, policies: Mapping[str, RetentionConfig], gone: Collection[str], busy: Container[str] = ()
 ) -> list[Kept]:
     """What of the store stays, each with its reason.
 
@@ -198,11 +203,18 @@ def _unfinished(rounds: RoundStore) -> str | None:
 
 
 def _why_states_stay(rounds: RoundStore, key: str, policy: RetentionConfig | None, busy: bool) -> str:
-    live = rounds.current("hidden")
     if busy:
         return "the round is being worked on"
     if policy is None:
         return "no round file names this round, so its policy is not known"
+    try:
+        return _why_by_pointers(rounds, key)
+    except StoreError as error:
+        return str(error)
+
+
+def _why_by_pointers(rounds: RoundStore, key: str) -> str:
+    live = rounds.current("hidden")
     if live is None or (key != live.key and key not in live.made.get("supersedes", [])):
         return "an extraction that is not finished; the next run goes on with it"
     if key != live.key:

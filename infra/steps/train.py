@@ -34,12 +34,13 @@ def train_draft(round_: Round, on_progress: OnProgress) -> Training:
     result = _trained(round_, on_progress)
     out = round_.scratch / "draft" / round_.keys.draft
     folder = round_.disk.through(lambda: publishable(result.checkpoint, out, target_name(round_)))
-    files = {}
+    files, sizes = {}, {}
     for path in sorted(folder.iterdir()):
         round_.store.put(f"{round_.prefix('draft')}/{path.name}", path)
         files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        sizes[path.name] = path.stat().st_size
     round_.store.put(f"{round_.prefix('draft')}/trainer.log", workdir(round_) / "trainer.log")
-    training = _summary(round_, result, files)
+    training = _summary(round_, result, files, sizes)
     write_result(round_, "draft", TRAINING, training)
     return training
 
@@ -104,7 +105,7 @@ def _reporter(on_progress: OnProgress) -> Callable[[TrainProgress], None]:
     return report
 
 
-def _summary(round_: Round, result: TrainResult, files: dict[str, str]) -> Training:
+def _summary(round_: Round, result: TrainResult, files: dict[str, str], sizes: dict[str, int]) -> Training:
     stride = max(1, len(result.history) // HISTORY_POINTS)
     ends = _epoch_ends(result.history)
     vocabulary = round_.config.prepare.draft_vocab_size or round_.target.shape.vocab_size
@@ -119,6 +120,7 @@ def _summary(round_: Round, result: TrainResult, files: dict[str, str]) -> Train
         trainer_version=round_.versions["speculators"],
         draft_vocab_size=min(vocabulary, round_.target.shape.vocab_size),
         files=files,
+        sizes=sizes,
     )
 
 

@@ -30,41 +30,40 @@ class FolderBackend:
     def put(self, path: str, data: bytes | bytearray | Path, if_absent: bool) -> bool:
         target = self.root / path
         temporary = target.parent / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("xb") as stream:
-                fcntl.flock(stream, fcntl.LOCK_EX)
-                _fill(stream, data)
-                stream.flush()
-                os.fsync(stream.fileno())
-                placed = _place(temporary, target, if_absent)
-        except OSError as error:
-            kind = DiskFull if is_full(error) else StoreError
-            raise kind(f"could not write {path} below {self.root}: {error.strerror or error}") from error
-        finally:
-            with suppress(OSError):
-                temporary.unlink()
-        _sync_folders(target.parent, self.root)
+        with self._told(f"write {path}"):
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with temporary.open("xb") as stream:
+                    fcntl.flock(stream, fcntl.LOCK_EX)
+                    _fill(stream, data)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                    placed = _place(temporary, target, if_absent)
+            finally:
+                with suppress(OSError):
+                    temporary.unlink()
+            _sync_folders(target.parent, self.root)
         return placed
 
     def get(self, path: str) -> bytes:
-        with self._open(path) as stream:
+        with self._told(f"read {path}"), self._open(path) as stream:
             return stream.read()
 
     def get_range(self, path: str, start: int, length: int) -> bytes:
-        with self._open(path) as stream:
+        with self._told(f"read {path}"), self._open(path) as stream:
             stream.seek(start)
             return stream.read(length)
 
     def size(self, path: str) -> int | None:
         target = self.root / path
-        try:
-            return target.stat().st_size if target.is_file() else None
-        except FileNotFoundError:
-            return None
+        with self._told(f"look at {path}"):
+            try:
+                return target.stat().st_size if target.is_file() else None
+            except FileNotFoundError:
+                return None
 
     def iter_objects(self, prefix: str) -> Iterator[ObjectInfo]:
-        for folder, _, names in os.walk(self.root / prefix):
+        for folder, _, names in os.walk(self.root / prefix, onerror=self._unless_gone):
             for name in names:
                 if name.startswith(TEMPORARY_PREFIX):
                     continue
@@ -74,14 +73,16 @@ class FolderBackend:
                     yield ObjectInfo(file.relative_to(self.root).as_posix(), status.st_size, status.st_mtime)
 
     def folders(self, prefix: str) -> list[str]:
-        try:
-            with os.scandir(self.root / prefix) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir())
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        with self._told(f"list {prefix or 'the store'}"):
+            try:
+                with os.scandir(self.root / prefix) as entries:
+                    return sorted(entry.name for entry in entries if entry.is_dir())
+            except (FileNotFoundError, NotADirectoryError):
+                return []
 
     def delete(self, path: str) -> None:
-        (self.root / path).unlink(missing_ok=True)
+        with self._told(f"delete {path}"):
+            (self.root / path).unlink(missing_ok=True)
 
     def prune(self, prefix: str) -> None:
         """Remove the empty folders below ``prefix``, itself included; those that fill up meanwhile stay."""
@@ -126,6 +127,24 @@ class FolderBackend:
             return (self.root / path).open("rb")
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise ObjectMissing(f"there is no object {path} below {self.root}") from error
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Turn the operating system's trouble into the store's."""
+        try:
+            yield
+        except OSError as error:
+            kind = DiskFull if is_full(error) else StoreError
+            raise kind(
+                f"could not {what} below {self.root}: {error.strerror or error}",
+                fix="" if kind is DiskFull else f"see that {self.root} is a folder that this user may read and write",
+            ) from error
+
+    def _unless_gone(self, error: OSError) -> None:
+        """A folder that cannot be read must not pass for an empty one."""
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            with self._told(f"list {error.filename}"):
+                raise error
 
 
 def _fill(stream: BinaryIO, data: bytes | bytearray | Path) -> None:

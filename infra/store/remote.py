@@ -10,6 +10,7 @@ import aiohttp
 import fsspec
 from botocore.exceptions import BotoCoreError, ClientError
 
+from infra.config.base import URL_PASSWORD
 from infra.errors import StoreError
 from infra.store.base import ObjectInfo, ObjectMissing
 
@@ -150,7 +151,7 @@ class BucketBackend:
 
     def _trouble(self, what: str, error: BaseException) -> StoreError:
         return StoreError(
-            f"{what} in {self._url}: {type(error).__name__}: {error}",
+            f"{what} in {self._url}: {type(error).__name__}: {URL_PASSWORD.sub('://***@', str(error))}",
             fix="check AWS_ENDPOINT_URL, the credentials in the environment, and that the bucket exists",
         )
 

@@ -101,6 +101,34 @@ def test_a_finished_round_is_not_done_again(again: Machine) -> None:
     assert not torn.exists(), "what a dead writer left is swept"
 
 
+def test_results_that_were_cut_are_made_again_and_stop_no_round(again: Machine) -> None:
+    root = again.folder / "state" / "store"
+    cut = [
+        next(root.glob(pattern))
+        for pattern in (
+            "rounds/small/samples/*/counts.json",
+            "rounds/small/samples/current.json",
+            "rounds/small/hidden/current.json",
+            "rounds/small/convention/*/convention.json",
+            "rounds/small/report/*/report.json",
+            "published/*/*/vllm/model.safetensors",
+        )
+    ]
+    for path in cut:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    (again.folder / "state" / "rates.json").write_text("{")
+    assert {"samples", "published", "report"}.isdisjoint(done_steps(again.round()))
+
+    eagle3(again.config())
+    assert done_steps(again.round()) == ALL_STEPS
+    assert again.requests("complete") == again.requests("extract") == Counter()
+    assert all(path.stat().st_size > 0 for path in cut)
+    draft = next(root.glob("rounds/small/draft/*/model.safetensors"))
+    assert cut[-1].read_bytes() == draft.read_bytes()
+    draft.write_bytes(draft.read_bytes()[:-1])
+    assert "draft" not in done_steps(again.round()), "it is trained again rather than served"
+
+
 def test_other_training_keeps_answers_and_states(again: Machine) -> None:
     before, old = again.written("answers", "samples", "hidden"), again.round().keys
     eagle3(again.config(), {"train.epochs": 1})

@@ -76,6 +76,8 @@ def test_complete_checkpoints_are_kept_and_the_rest_goes(tmp_path: Path) -> None
     draft(tmp_path / "2")  # killed before its state was written
     torn = draft(tmp_path / "3", step=30)
     (torn / "model.safetensors").write_bytes((torn / "model.safetensors").read_bytes()[:40])
+    for name, text in (("5", "[]"), ("6", '{"global_step": 1, "local_step"'), ("7", "")):
+        (draft(tmp_path / name, step=40) / "training_state.json").write_text(text)
     draft(tmp_path / "interrupted")
     draft(tmp_path / SAVING / "4")
     (tmp_path / "checkpoint_best").symlink_to("0")

@@ -5,10 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from sample_report import build
 from typer.testing import CliRunner
@@ -19,10 +22,11 @@ from deployments.cli import acceptance, doctor
 from deployments.cli.app import app, main
 from deployments.cli.output import size
 from deployments.cli.rounds import parse_overrides
-from deployments.environment import server_environment, worker_environment
-from deployments.processes import Process, start_detached
+from deployments.environment import STACK, reach_loopback, server_environment, worker_environment
+from deployments.launch import SERVER_WORDS
+from deployments.processes import Process, find, start_detached
 from infra.config.settings import Settings
-from infra.errors import ConfigError
+from infra.errors import ConfigError, ProcessFailed
 from infra.machine.gpu import Gpu, GpuReport
 from infra.store.objects import ObjectStore
 
@@ -109,6 +113,139 @@ def test_an_error_of_ours_is_one_sentence_and_status_1(
     assert said in output.err
     assert "Traceback" not in output.err
     assert output.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plan", "nowhere"], "there is no round 'nowhere'"),
+        (["run", "tiny"], "no Prefect server of ours is running"),
+        (["target", "fetch", "nobody"], "no round file names"),
+        (["engines", "install", "nothing"], "there is no environment 'nothing'"),
+        (["gpu", "nowhere"], "there is no round 'nowhere'"),
+        (["status"], "stack.json, is damaged"),
+        (["down"], "stack.json, is damaged"),
+    ],
+)
+def test_with_json_an_error_is_json_too(
+    arguments: list[str],
+    said: str,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if "damaged" in said:
+        record = settings.run_dir / "stack" / "stack.json"
+        record.parent.mkdir(parents=True)
+        record.write_text("{")
+    assert run(*arguments, "--json", monkeypatch=monkeypatch) == 1
+    output = capsys.readouterr()
+    assert said in json.loads(output.out)["error"]["what"]
+    assert said in output.err
+
+
+def test_a_setting_that_cannot_be_used_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EAGLE3_API_PORT", "four")
+    assert run("status", "--json", monkeypatch=monkeypatch) == 1
+    assert "EAGLE3_API_PORT" in json.loads(capsys.readouterr().out)["error"]["what"]
+
+
+def test_a_state_folder_that_cannot_be_made_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EAGLE3_STATE_DIR", str(tmp_path / "file" / "state"))
+    assert run("down", "--json", monkeypatch=monkeypatch) == 1
+    output = capsys.readouterr()
+    assert f"{tmp_path}/file" in json.loads(output.out)["error"]["what"]
+    assert "Traceback" not in output.err
+
+
+@pytest.mark.usefixtures("settings")
+def test_a_profiles_file_that_cannot_be_read_is_found_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from prefect.settings import PREFECT_PROFILES_PATH, temporary_settings
+
+    (tmp_path / "profiles.toml").write_text("active = [")
+    monkeypatch.setattr("deployments.stack.bring_up", lambda *_: pytest.fail("it was started"))
+    with temporary_settings({PREFECT_PROFILES_PATH: tmp_path / "profiles.toml"}):
+        assert run("up", "--json", monkeypatch=monkeypatch) == 1
+    assert f"{tmp_path}/profiles.toml cannot be read" in json.loads(capsys.readouterr().out)["error"]["what"]
+
+
+@pytest.mark.parametrize("command", ["round", "run"])
+@pytest.mark.usefixtures("settings")
+def test_a_file_that_is_not_deployed_is_not_taken_for_the_deployed_round_of_its_name(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "tiny.yaml"
+    mine.write_text((CODE / "deployments" / "rounds" / "tiny.yaml").read_text())
+    assert run(command, str(mine), monkeypatch=monkeypatch) == 1
+    assert f"{mine} is not among the rounds that are deployed" in capsys.readouterr().err
+    assert run("plan", str(mine), "--set", "train.epochs=0", monkeypatch=monkeypatch) == 1
+    assert "train.epochs" in capsys.readouterr().err
+
+
+def test_what_a_killed_command_left_is_found_and_nobody_elses(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def server(environment: dict[str, str]) -> Process:
+        command = [sys.executable, "-c", "import time; time.sleep(600)", "-m", "prefect", "server", "start"]
+        return start_detached(command, environment, tmp_path, tmp_path / "log")
+
+    left = server(server_environment(settings, 1))
+    elsewhere = server(server_environment(Settings(state_dir=tmp_path / "other"), 1))
+    by_hand = server({**os.environ, "EAGLE3_STATE_DIR": str(settings.state_dir)})
+    try:
+        # A process has its parent's environment until it has begun its own program.
+        while not (len(find(STACK, str(settings.run_dir), SERVER_WORDS)) and by_hand.alive and elsewhere.alive):
+            time.sleep(0.01)
+        assert run("down", "--json", monkeypatch=monkeypatch) == 0
+        assert json.loads(capsys.readouterr().out) == {"stopped": True}
+        assert [left.alive, elsewhere.alive, by_hand.alive] == [False, True, True]
+        assert run("down", "--json", monkeypatch=monkeypatch) == 0
+        assert json.loads(capsys.readouterr().out) == {"stopped": False}
+    finally:
+        for process in (left, elsewhere, by_hand):
+            process.stop(0)
+
+
+def test_no_proxy_comes_between_us_and_our_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "one.example")
+    monkeypatch.setenv("no_proxy", "two.example")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(url)
+        reach_loopback()
+        reach_loopback()
+        assert httpx.get(url).status_code == 204
+        server.shutdown()
+    assert os.environ["NO_PROXY"] == os.environ["no_proxy"] == "one.example,two.example,127.0.0.1"
+
+
+def test_a_server_that_does_not_answer_is_one_sentence() -> None:
+    from deployments.api import connect
+
+    with (
+        pytest.raises(ProcessFailed, match="Prefect server at http://127.0.0.1:9/api does not answer"),
+        connect("http://127.0.0.1:9/api") as client,
+    ):
+        client.read_flow_runs(limit=1)
 
 
 def test_an_unknown_error_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -285,5 +285,103 @@ class TestSettings:
 
     def test_wrong_ports_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("EAGLE3_API_PORT", "70000")
-        with pytest.raises(ValueError, match="api_port"):
+        with pytest.raises(ConfigError, match="EAGLE3_API_PORT: .*65535"):
             Settings()
+
+    def test_every_variable_that_cannot_be_used_is_named_and_no_secret_repeated(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("EAGLE3_GPUS_ALONE", "perhaps")
+        monkeypatch.setenv("EAGLE3_STORE_URL", "s3://name:geheim@bucket/drafts")
+        with pytest.raises(ConfigError, match="EAGLE3_GPUS_ALONE") as raised:
+            Settings()
+        assert "EAGLE3_STORE_URL: " in str(raised.value)
+        assert "geheim" not in str(raised.value)
+
+    @pytest.mark.parametrize("url", ["s3://", "s3:///", "file://", "s3:/bucket/x", "s3:bucket", "file:/folder"])
+    def test_half_a_url_is_no_folder_of_that_name(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("EAGLE3_STORE_URL", url)
+        with pytest.raises(ConfigError, match="EAGLE3_STORE_URL: .*s3://bucket/prefix"):
+            Settings()
+
+    def test_relative_places_are_this_working_folders_and_empty_ones_are_unset(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        for name, value in {"STATE_DIR": "state", "STORE_URL": "store", "CACHE_DIR": "", "SCRATCH_PATH": ""}.items():
+            monkeypatch.setenv(f"EAGLE3_{name}", value)
+        settings = Settings()
+        assert (settings.run_dir, settings.scratch_dir) == (tmp_path / "state/run", tmp_path / "state/scratch")
+        assert settings.store == f"file://{tmp_path}/store"
+        assert settings.cache_dir == Path.home() / ".cache" / "eagle3"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\xff\xfe\x00", "not YAML"),
+        (b"[" * 5000, "not YAML"),
+        (b"name: a\x00", "not YAML"),
+        (b"- a", "holds list"),
+        (b"", "holds NoneType"),
+    ],
+)
+def test_a_round_file_of_garbage_is_refused_by_name(data: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_bytes(data)
+    with pytest.raises(ConfigError, match=f"mine.yaml .*{said}|mine.yaml {said}"):
+        load_round(tmp_path / "mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("evaluate.concurrencies", [0]),
+        ("evaluate.concurrencies", [1, -8]),
+        ("train.learning_rate", float("inf")),
+        ("budget.pause_seconds", float("inf")),
+        ("engines.vllm.ready_seconds", float("nan")),
+    ],
+)
+def test_numbers_that_would_end_a_round_later_are_refused_when_it_is_read(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=field):
+        build_round(raw(), {field: value})
+
+
+@pytest.mark.parametrize("field", ["prompts.source", "evaluate.prompts.source", "target.source"])
+def test_an_address_with_a_password_is_refused_and_not_repeated(field: str) -> None:
+    with pytest.raises(ConfigError, match=field) as raised:
+        build_round(raw(), {field: "https://name:geheim@data.example/prompts.jsonl"})
+    assert "geheim" not in str(raised.value)
+    build_round(raw(), {field: "https://data.example/p:1/prompts@2.jsonl"})
+
+
+@pytest.mark.parametrize(
+    "config",
+    ["[]", "null", "\xff", '{"text_config": null}', '{"text_config": []}']
+    + [
+        json.dumps({"num_hidden_layers": 2, "hidden_size": 8, "vocab_size": 9, "model_type": "llama"} | change)
+        for change in ({"num_hidden_layers": "x"}, {"num_hidden_layers": 0}, {"hidden_size": None}, {"model_type": 5})
+    ],
+)
+def test_a_config_of_another_shape_is_refused_by_name(config: str, tmp_path: Path) -> None:
+    folder = target_folder(tmp_path)
+    (folder / "config.json").write_bytes(config.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        open_target(TargetConfig(name=folder.name), tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "garbage", "longer", "dangling", "shard"])
+def test_weights_that_are_not_whole_are_found_before_an_engine_loads_them(damage: str, tmp_path: Path) -> None:
+    folder = target_folder(tmp_path)
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    data = {"cut": whole[:-1], "empty": b"", "garbage": b"\x05" + bytes(20), "longer": whole + b"x"}
+    if damage in data:
+        file.write_bytes(data[damage])
+    elif damage == "dangling":
+        (folder / "more.safetensors").symlink_to(tmp_path / "nowhere")
+    else:
+        weight_map = {"w": "model.safetensors", "v": "model-00002.safetensors"}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(MissingTarget, match=r"Small-1 is not whole: .*(model|more)"):
+        open_target(TargetConfig(name=folder.name), tmp_path)

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from infra.config.settings import Settings
 from infra.errors import DiskFull, GateError
 from infra.steps import budget
 from infra.steps.budget import DiskGuard, Notice
-from infra.steps.leftovers import clean, survey
+from infra.steps.leftovers import clean, free, survey
 from infra.steps.lock import lock
 from infra.steps.results import TRAINING
 from infra.steps.rooms import Room, room_gate
@@ -283,3 +284,36 @@ def _training(store: ObjectStore, scratch: Path, name: str, key: str, whole: boo
     if whole:
         store.put(f"rounds/{name}/draft/{key}/{TRAINING}", json.dumps({"files": {"model.safetensors": ""}}).encode())
     return scratch / name / f"train-{key}"
+
+
+def test_a_round_that_is_begun_during_a_clean_up_is_left_alone(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = watch()
+    store, settings = watched.round.store, watched.round.settings
+    folders = store.folders
+    with ExitStack() as running:
+
+        def begin(prefix: str) -> list[str]:
+            """As the rounds are listed for the first time, one begins that is not among them yet."""
+            found = folders(prefix)
+            if not store.list("rounds/new"):
+                running.enter_context(lock(settings.run_dir, "new"))
+                finish(store, "new")
+            return found
+
+        monkeypatch.setattr(store, "folders", begin)
+        assert clean(store, settings, {"new": Policy(states="until_published")}).go == ()
+        assert store.list("rounds/new/hidden/h1") != []
+    assert len(clean(store, settings, {"new": Policy(states="until_published")}).go) == 1
+
+
+def test_a_round_that_is_begun_meanwhile_keeps_what_another_would_free(watch: Watch) -> None:
+    watched = watch()
+    store, settings = watched.round.store, watched.round.settings
+    finish(store, "other")
+    offered = list(budget.removals(watched.round))
+    assert [item.path for item in offered] == ["rounds/other/hidden/h1"]
+    with lock(settings.run_dir, "other"):
+        assert free(watched.round, offered[0]) is None
+        assert store.list("rounds/other/hidden/h1") != []
+    assert free(watched.round, offered[0]) == 1000
+    assert store.list("rounds/other/hidden/h1") == []

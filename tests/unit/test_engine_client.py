@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from infra.engines.bench import looping, percentile, run, summary, warm_up
 from infra.engines.client import Client, RequestRefused
-from infra.engines.counters import SpecCounters, parse_spec_counters
+from infra.engines.counters import SpecCounters, parse_spec_counters, parse_token_total
 from infra.engines.extraction import ExtractionFault, Extractor
 from infra.errors import EngineError
 
@@ -359,3 +359,95 @@ def until(condition: Callable[[], bool], seconds: float = 10) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.005)
+
+
+LIES = {
+    "no object": ["x"],
+    "choices of words": {"choices": ["x"]},
+    "a choice by name": {"choices": {"a": 1}},
+    "no finish reason": {"choices": [{"prompt_token_ids": [1, 2], "token_ids": [3]}]},
+    "tokens that are words": {"choices": [{"prompt_token_ids": [1, 2], "token_ids": ["x"], "finish_reason": "stop"}]},
+    "tokens that are none": {"choices": [{"prompt_token_ids": [1, 2], "token_ids": [None], "finish_reason": "stop"}]},
+    "negative tokens": {"choices": [{"prompt_token_ids": [1, 2], "token_ids": [-1], "finish_reason": "stop"}]},
+    "more than was asked": {
+        "choices": [{"prompt_token_ids": [1, 2], "token_ids": [5] * 9, "finish_reason": "length"}],
+        "kv_transfer_params": ["x"],
+    },
+    "no token at all": {"choices": [{"prompt_token_ids": [1, 2], "token_ids": []}]},
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
+def test_an_answer_of_another_shape_is_the_engines_fault(
+    lie: Any, engine: StandIn, client: Client, tmp_path: Path
+) -> None:
+    engine.answer = lambda payload: (200, lie)
+    engine.stream = lambda payload: iter([lie])
+    for ask in (
+        lambda: client.generate([1, 2], max_tokens=4),
+        lambda: client.extract([1, 2]),
+        lambda: client.stream([1, 2], max_tokens=4) if lie != LIES["more than was asked"] else client.extract([1, 2]),
+        lambda: client.tokenize_chat([{"role": "user", "content": "x"}]),
+    ):
+        with pytest.raises(EngineError, match="engine|answer"):
+            ask()
+
+
+def test_counters_that_are_no_numbers_are_not_read(engine: StandIn, client: Client) -> None:
+    name = "vllm:spec_decode_num_"
+    engine.metrics = f"{name}drafts_total{{}} 1.2.3\nvllm:generation_tokens_total 1e.5\n"
+    assert client.spec_counters() is None
+    assert parse_token_total(engine.metrics) is None
+    engine.metrics = f"{name}drafts_total{{}} 1e999\n"
+    with pytest.raises(EngineError, match="/metrics answered in a shape"):
+        client.spec_counters()
+
+
+def test_a_refusal_of_another_shape_is_a_refusal(engine: StandIn, client: Client) -> None:
+    engine.answer = lambda payload: (400, ["no"])
+    with pytest.raises(RequestRefused, match="no"):
+        client.generate([1], max_tokens=1)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 5000 + ".safetensors", "loop.safetensors", "", "folder.safetensors"])
+def test_a_name_that_no_file_can_have_is_a_fault(name: str, engine: StandIn, client: Client, tmp_path: Path) -> None:
+    (tmp_path / "loop.safetensors").symlink_to("loop.safetensors")
+    (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "folder.safetensors.lock").write_text("")
+    engine.answer = lambda payload: (
+        200,
+        completion(payload, kv_transfer_params={"hidden_states_path": f"{tmp_path}/{name}"}),
+    )
+    with pytest.raises(ExtractionFault):
+        Extractor(client, tmp_path, (1, 2), 4).extract([1, 2, 3])
+
+
+def test_a_link_out_of_staging_is_neither_read_nor_removed(engine: StandIn, client: Client, tmp_path: Path) -> None:
+    staging, outside = tmp_path / "staging", tmp_path / "outside.safetensors"
+    staging.mkdir()
+    outside.write_text("mine")
+    (staging / "x.safetensors").symlink_to(outside)
+    (staging / "x.safetensors.lock").write_text("")
+    engine.answer = lambda payload: (
+        200,
+        completion(payload, kv_transfer_params={"hidden_states_path": f"{staging}/x.safetensors"}),
+    )
+    with pytest.raises(ExtractionFault, match="named"):
+        Extractor(client, staging, (1, 2), 4).extract([1, 2, 3])
+    assert outside.read_text() == "mine"
+
+
+def test_a_file_far_too_large_is_not_read(engine: StandIn, client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    header = json.dumps({"hidden_states": {"dtype": "BF16", "shape": [1 << 37], "data_offsets": [0, 1 << 38]}}).encode()
+    with file.open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.truncate(8 + len(header) + (1 << 38))  # it takes no room: nothing is written there
+    (tmp_path / "x.safetensors.lock").write_text("")
+    engine.answer = lambda payload: (
+        200,
+        completion(payload, kv_transfer_params={"hidden_states_path": str(file)}),
+    )
+    with pytest.raises(ExtractionFault, match=r"has 274,877,90\d,\d+ bytes"):
+        Extractor(client, tmp_path, (1, 2), 4).extract([1, 2, 3])
+    assert not file.exists()

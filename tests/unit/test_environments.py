@@ -42,6 +42,9 @@ def test_what_is_not_built_is_said_with_the_command_that_builds_it(locks: Path, 
     (item.path / "built.json").write_text('{"bytes": 7}')
     assert environment_python("tiny", tmp_path, locks) == half_made / "python"
     assert [(item.built, item.bytes) for item in status(tmp_path, locks)] == [(True, 7)]
+    for damage in (b"", b"{", b"[]", b"\xff"):
+        (item.path / "built.json").write_bytes(damage)
+        assert [(item.built, item.bytes) for item in status(tmp_path, locks)] == [(False, 0)]
 
 
 def test_another_folder_can_take_an_environments_place(

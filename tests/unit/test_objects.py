@@ -1,5 +1,6 @@
 """The store's one write is atomic, its paths stay inside, its leftovers are told from work in progress."""
 
+import errno
 import fcntl
 import os
 import pickle
@@ -192,3 +193,36 @@ def test_a_rounds_pointer(store: ObjectStore) -> None:
     store.put("rounds/smoke/hidden/current.json", b'{"key": "k')
     with pytest.raises(StoreError, match=r"current\.json is damaged"):
         smoke.current("hidden")
+
+
+def test_trouble_of_the_operating_system_is_told_as_the_stores(tmp_path: Path) -> None:
+    store = ObjectStore(f"file://{tmp_path / 'store'}")
+    store.put("a/b", b"x")
+    (tmp_path / "store" / "loop").symlink_to("loop")
+    for act in (
+        lambda: store.get("loop"),
+        lambda: store.get_range("loop", 0, 1),
+        lambda: store.folders("loop"),
+        lambda: store.put("loop/x", b""),
+        lambda: store.delete("a"),
+    ):
+        with pytest.raises(StoreError, match="could not (read|list|write|delete)") as raised:
+            act()
+        assert str(tmp_path / "store") in str(raised.value)
+
+
+def test_a_folder_that_cannot_be_read_does_not_pass_for_an_empty_one(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("rounds/one/x", b"x")
+    scandir = os.scandir
+
+    def broken(place: str) -> object:
+        if str(place).endswith("one"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", broken)
+    with pytest.raises(StoreError, match=r"could not list .*rounds/one"):
+        store.list("rounds")
+    assert store.list("nowhere") == []

@@ -213,3 +213,30 @@ def test_digest_sees_ids_and_content_but_not_order() -> None:
     assert prompts_digest([one, other]) == prompts_digest([other, one])
     changed = [Prompt("a", user("Hi!")), Prompt("c", user("Hi")), Prompt("a", user("Hi"), ["More"])]
     assert len({prompts_digest([prompt]) for prompt in (one, *changed)}) == 4
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"prompt": "half \\ud83d of it"}', '{"turns": ["whole", "\\udfff"]}', '{"id": "\\ud800", "prompt": "x"}'],
+)
+def test_half_a_character_is_refused_by_line(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(f'{{"prompt": "\\ud83d\\ude00 is whole"}}\n{line}\n')
+    with pytest.raises(ConfigError, match=r"p\.jsonl:2 has text that is not Unicode"):
+        load(str(path), count=2)
+
+
+def test_json_of_any_depth_is_refused_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": ' + "[" * 100_000 + "\n")
+    with pytest.raises(ConfigError, match=r"p\.jsonl:1 is not JSON"):
+        load(str(path))
+
+
+def test_a_source_whose_library_has_errors_of_its_own_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match=r"s3://none/p\.jsonl cannot be read"):
+        load("s3://none/p.jsonl")

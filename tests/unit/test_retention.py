@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from infra.config.round import RetentionConfig
-from infra.steps.retention import removable, removable_everywhere, remove
+from infra.steps.retention import kept, removable, removable_everywhere, remove
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
 from infra.store.samples import Sample, write_samples
@@ -93,3 +93,14 @@ def test_a_superseded_generation_goes_once_the_new_one_is_live(store: ObjectStor
         store.put(f"{rounds.step_prefix('hidden', key)}/00000/states", b"y" * 10)
     assert paths(store, "one", FREE) == ["rounds/one/hidden/h0"]
     assert paths(store, "one", RetentionConfig(stale_generations=False)) == []
+
+
+@pytest.mark.parametrize("step", ["samples", "hidden", "published"])
+def test_a_damaged_pointer_of_one_round_keeps_its_states_and_stops_no_other(step: str, store: ObjectStore) -> None:
+    finish(store, "one")
+    finish(store, "two")
+    store.put(f"rounds/one/{step}/current.json", b"{")
+    assert paths(store, "two", FREE) == ["rounds/two/hidden/h1"]
+    assert [item.path for item in removable_everywhere(store, {"one": FREE, "two": FREE})] == ["rounds/two/hidden/h1"]
+    [why] = [item.why for item in kept(store, {"one": FREE}, ()) if item.path == "rounds/one/hidden/h1"]
+    assert f"rounds/one/{step}/current.json is damaged" in why

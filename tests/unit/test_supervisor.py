@@ -173,7 +173,7 @@ def serving(settings: Settings) -> Iterator[Callable[[str], tuple[Server, Flight
 
 def ask(server: Server, flights: Flights, sample: str) -> None:
     with Client(server.base_url, timeout=60) as client, flights.of(sample):
-        client.generate([1, 2, 3], max_tokens=1)
+        client.generate([1, 2, 3], max_tokens=3)
 
 
 @pytest.mark.parametrize(

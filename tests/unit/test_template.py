@@ -65,3 +65,22 @@ def test_a_conversation_the_template_refuses_is_named(tmp_path: Path) -> None:
     chat = make_chat(tmp_path, "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(ConfigError, match="roles must alternate"):
         chat.render(HELLO)
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"added_tokens": [], "model": 5}'])
+def test_a_damaged_tokenizer_is_refused_by_its_targets_name(file: str, text: str, tmp_path: Path) -> None:
+    target = make_target(tmp_path)
+    (tmp_path / file).write_text(text)
+    if (file, text) == ("tokenizer_config.json", '{"added_tokens": [], "model": 5}'):
+        pytest.skip("fields that nobody asks for are no damage")
+    with pytest.raises(ConfigError, match=f"the tokenizer of target {target.name} cannot be loaded"):
+        Chat(target)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "\udcff", '{"eos_token_id": "</s>"}', '{"eos_token_id": [[1]]}'])
+def test_a_damaged_generation_config_is_refused_by_name(text: str, tmp_path: Path) -> None:
+    chat = make_chat(tmp_path)
+    (tmp_path / "generation_config.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError, match=r"generation_config\.json"):
+        print(chat.eos_ids)

@@ -7,7 +7,7 @@ import datasets
 import numpy as np
 import pytest
 
-from infra.drafter.dataset import read_facts, train_ratio, write_dataset
+from infra.drafter.dataset import FACTS, read_facts, train_ratio, write_dataset
 from infra.drafter.vocabulary import choose_vocabulary, token_frequencies
 from infra.errors import TrainingError
 from infra.store.samples import Sample
@@ -88,6 +88,10 @@ def test_the_dataset_reads_back_as_tensors_and_is_not_written_twice(tmp_path: Pa
     before = (folder / "state.json").stat().st_mtime_ns
     assert write_dataset(SAMPLES, folder, vocabulary) == facts == read_facts(folder)
     assert (folder / "state.json").stat().st_mtime_ns == before
+    for damage in ("", "[1]", "{}", "nonsense"):
+        (folder / FACTS).write_text(damage)
+        assert read_facts(folder) is None
+        assert write_dataset(SAMPLES, folder, vocabulary) == facts == read_facts(folder)
 
     changed = [replace(SAMPLES[0], loss_mask=[0, 0, 0, 1]), *SAMPLES[1:]]
     assert write_dataset(changed, folder, vocabulary).digest != facts.digest
