@@ -22,7 +22,6 @@ from infra.steps.layer_errors import error_row, explain, ratio
 from infra.steps.results import Convention, read_stored
 from infra.steps.serving import Serving
 
-
 CONVENTION = "convention.json"
 NONE_ASKED = "gates.convention.reference is `none`"
 NORM_ERROR = 0.02

@@ -1,5 +1,6 @@
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -67,13 +68,16 @@ def test_a_conversation_the_template_refuses_is_named(tmp_path: Path) -> None:
         chat.render(HELLO)
 
 
-@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"added_tokens": [], "model": 5}'])
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        *product(("tokenizer.json", "tokenizer_config.json"), ("", "[]", "null", "{")),
+        ("tokenizer.json", '{"added_tokens": [], "model": 5}'),
+    ],
+)
 def test_a_damaged_tokenizer_is_refused_by_its_targets_name(file: str, text: str, tmp_path: Path) -> None:
     target = make_target(tmp_path)
     (tmp_path / file).write_text(text)
-    if (file, text) == ("tokenizer_config.json", '{"added_tokens": [], "model": 5}'):
-        pytest.skip("fields that nobody asks for are no damage")
     with pytest.raises(ConfigError, match=f"the tokenizer of target {target.name} cannot be loaded"):
         Chat(target)
 
