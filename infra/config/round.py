@@ -92,7 +92,7 @@ class GenerateConfig(Strict):
     temperature: float = Field(default=0.0, ge=0.0, le=2.0, description="Sampling temperature; 0 is greedy.")
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling bound.")
     seed: int = Field(default=0, description="Sampling seed.")
-    concurrency: int = Field(default=32, ge=1, description="Requests in flight.", json_schema_extra=KNOB)
+    concurrency: int = Field(default=32, ge=1, le=4096, description="Requests in flight.", json_schema_extra=KNOB)
     timeout_seconds: float = Field(
         default=600.0, gt=0, description="Longest wait for one answer, seconds.", json_schema_extra=KNOB
     )
@@ -121,7 +121,7 @@ class ExtractConfig(Strict):
     )
     shard_bytes: int = Field(default=64 << 20, ge=1 << 16, description="Bound of a shard's states, bytes.")
     object_bytes: int = Field(default=64 << 20, ge=1 << 16, description="Bound of one object's states, bytes.")
-    concurrency: int = Field(default=32, ge=1, description="Requests in flight.", json_schema_extra=KNOB)
+    concurrency: int = Field(default=32, ge=1, le=4096, description="Requests in flight.", json_schema_extra=KNOB)
     timeout_seconds: float = Field(
         default=600.0, gt=0, description="Longest wait for one sample, seconds.", json_schema_extra=KNOB
     )

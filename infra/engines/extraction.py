@@ -5,6 +5,7 @@ The server answers with the name of a file in the staging folder and writes it a
 """
 
 import fcntl
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -131,7 +132,8 @@ class Extractor:
 
     def _wait_written(self, file: Path, lock: Path) -> None:
         try:
-            with lock.open("rb") as stream:
+            # Not waiting for a writer, should it be a pipe.
+            with open(os.open(lock, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
                 self._wait_lock(stream, file)
         except FileNotFoundError:
             raise ExtractionFault(f"the engine made no lock file for {file.name}") from None

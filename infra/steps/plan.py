@@ -1,11 +1,13 @@
 """What a round would need: samples, tokens, disk, memory, time, and what is done already."""
 
 import math
+from collections.abc import Callable
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from infra.config.round import RoundConfig, TargetShape
 from infra.config.settings import Settings
+from infra.data.prompt import Prompt
 from infra.errors import ConfigError, EngineError, EnvironmentBuildError, GateError, MissingTarget
 from infra.machine.host import memory_available
 from infra.steps.context import Round
@@ -21,8 +23,9 @@ FLOAT32_BYTES = 4
 TURN_TOKENS = 8
 """What a chat template puts around one more turn, tokens."""
 
-UNKNOWN_PROMPT_TOKENS = 120
-"""Mean prompt length assumed while the target's tokenizer is not at hand."""
+TEMPLATE_TOKENS = 30
+TOKEN_BYTES = 4
+"""A prompt's template (with a default system message) and text, while the target's tokenizer is not at hand."""
 
 
 class PlannedStep(BaseModel):
@@ -189,22 +192,35 @@ def _prompts(round_: Round, notes: list[str]) -> tuple[int, int]:
     """
     config = round_.config
     answer = config.generate.expected_tokens or 0.75 * config.generate.max_tokens
-    try:
-        chat = round_.chat
-    except MissingTarget:
-        notes.append(f"prompts are taken as {UNKNOWN_PROMPT_TOKENS} tokens each until the tokenizer is here")
-        samples = sum(1 + len(prompt.turns) for prompt in round_.prompts)
-        return samples, samples * UNKNOWN_PROMPT_TOKENS
+    first, later = _lengths(round_, notes)
     samples, total = 0, 0.0
     for prompt in round_.prompts:
-        length = float(len(chat.render(prompt.messages, config.prompts.template_args, add_generation_prompt=True)))
+        length = float(first(prompt))
         for turn in ("", *prompt.turns):
-            length += answer + len(chat.encode(turn)) + TURN_TOKENS if turn else 0
+            length += answer + later(turn) + TURN_TOKENS if turn else 0
             if length > config.prompts.max_prompt_tokens:
                 break
             samples += 1
             total += length
     return samples, round(total)
+
+
+def _lengths(round_: Round, notes: list[str]) -> tuple[Callable[[Prompt], int], Callable[[str], int]]:
+    """(tokens of a prompt under the template, tokens of a later turn); estimated while there is no tokenizer."""
+    arguments = round_.config.prompts.template_args
+    try:
+        chat = round_.chat
+    except MissingTarget:
+        notes.append(f"tokens of prompts are estimated ({TOKEN_BYTES} bytes each) until the tokenizer is here")
+
+        def tokens(text: str) -> int:
+            return len(text.encode()) // TOKEN_BYTES
+
+        return lambda prompt: TEMPLATE_TOKENS + sum(tokens(message["content"]) for message in prompt.messages), tokens
+    return (
+        lambda prompt: len(chat.render(prompt.messages, arguments, add_generation_prompt=True)),
+        lambda turn: len(chat.encode(turn)),
+    )
 
 
 def _keys(round_: Round, notes: list[str]) -> tuple[dict[str, str], set[str]]:
