@@ -2,9 +2,11 @@
 
 import fcntl
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -331,9 +333,11 @@ def test_a_half_written_file_and_a_missing_one_are_faults(engine: StandIn, clien
         extractor.extract(TOKENS)
     with pytest.raises(ExtractionFault, match="no lock file"):
         extractor.extract(TOKENS)
-    file.with_name(file.name + ".lock").touch()
-    with pytest.raises(ExtractionFault, match="did not write"):
-        extractor.extract(TOKENS)
+    lock = file.with_name(file.name + ".lock")
+    for make in (lock.touch, partial(os.mkfifo, lock)):
+        make()
+        with pytest.raises(ExtractionFault, match="did not write"):
+            extractor.extract(TOKENS)
     engine.answer = lambda payload: (200, completion(payload))
     with pytest.raises(ExtractionFault, match="without a path"):
         extractor.extract(TOKENS)
