@@ -200,7 +200,6 @@ class Vandal:
         self.see_nothing_left(f"{last} killed in {step}")
 
     def _kill_and_see_it_come_back(self, what: str, step: str) -> None:
-        launched = self.machine.launches().total()
         if what == "loading engine":
             record = self._wait(lambda: self._loading(step), f"a server for {step} loads")
             victim = record.child_pid
@@ -208,13 +207,14 @@ class Vandal:
             victim = self._wait(self._busy(step), f"{step} is in full swing")
             if what == "guard":
                 victim = next(item.guard_pid for item in self._alive() if item.child_pid == victim)
+        launched = self.machine.launches().total()
         os.kill(victim, signal.SIGKILL)
         self.kills[what, self._step()] += 1
         if step == "train":
             self._wait(more(lambda: steps_made(self.machine), 1), "the training goes on")
         else:
             self._wait(lambda: self.machine.launches().total() > launched, f"another server for {step}")
-        assert not runs(victim)
+        self._wait(lambda: not runs(victim), "what was killed is gone")
 
     def _busy(self, step: str) -> Callable[[], int]:
         """The pid of the step's server or trainer, once it has done a little more and has several things in hand."""
