@@ -38,6 +38,13 @@ def connect(api: str) -> "Iterator[SyncPrefectClient]":
             f"the Prefect server at {api} does not answer: {error or type(error).__name__}",
             fix="see `eagle3 status` and its log; `eagle3 down`, then `eagle3 up` starts it again",
         ) from error
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code < 500:
+            raise
+        raise ProcessFailed(
+            f"the Prefect server at {api} failed: {error.response.status_code} {error.response.reason_phrase}",
+            fix="try again (its database can be locked on a very busy machine); its log is in the state folder",
+        ) from error
 
 
 def healthy(api: str) -> bool:

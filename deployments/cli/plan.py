@@ -40,7 +40,7 @@ def show(result: "Plan") -> None:
             (f"still to {' and '.join(room.folders)} on {room.mount}", f"{size(room.needed)} of {size(room.free)} free")
             for room in result.rooms
         ),
-        ("memory", f"{size(result.memory_bytes)} of {size(result.memory_free)} available"),
+        ("memory of the host", f"{size(result.memory_bytes)} of {size(result.memory_free)} available"),
         ("time", duration(result.seconds)),
     ]
     print_table(f"plan of {result.round}", ["what", "estimate"], facts)
@@ -58,6 +58,8 @@ def show(result: "Plan") -> None:
     print_table("steps", ["step", "key", "state", "time", "disk", "what"], steps)
     for note in result.notes:
         print(f"note: {note}")
+    if result.refused:
+        print(f"here the round would be refused: {result.refused}")
 
 
 def duration(seconds: float) -> str:

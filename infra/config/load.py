@@ -1,12 +1,14 @@
 """Reading a round from YAML and merging overrides into it."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from infra.config.round import RoundConfig
 from infra.errors import ConfigError
@@ -64,9 +66,24 @@ def build_round(
     try:
         return RoundConfig.model_validate(merged)
     except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(str(part) for part in fault['loc']) or 'round'}: {fault['msg']}" for fault in error.errors()
-        )
-        raise ConfigError(
-            f"{origin} is not a valid round: {faults}", fix="change the fields named and start again"
-        ) from error
+        changed = f" with {', '.join(overrides)} overridden" if overrides else ""
+        faults = "; ".join(_fault(fault) for fault in error.errors())
+        raise ConfigError(f"{origin}{changed} is not a valid round: {faults}") from error
+
+
+def _fault(fault: ErrorDetails) -> str:
+    """One fault in a sentence; a field that does not exist, with the one that was probably meant."""
+    path = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "extra_forbidden":
+        near = get_close_matches(path, list(_fields(RoundConfig)), n=1, cutoff=0.8)
+        return f"there is no field {path}" + (f" (did you mean {near[0]}?)" if near else "")
+    said = fault["msg"].removeprefix("Value error, ")
+    return f"{path}: {said}" if path else said
+
+
+def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Dotted names of the fields, groups included."""
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _fields(field.annotation, f"{prefix}{name}.")

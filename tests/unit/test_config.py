@@ -1,6 +1,7 @@
 """Rounds from YAML, overrides, step keys, and what a target's folder says."""
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -385,3 +386,20 @@ def test_weights_that_are_not_whole_are_found_before_an_engine_loads_them(damage
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(MissingTarget, match=r"Small-1 is not whole: .*(model|more)"):
         open_target(TargetConfig(name=folder.name), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            {"train.epoch": 2},
+            "with train.epoch overridden is not a valid round: there is no field train.epoch (did you",
+        ),
+        ({"extract.tapes": [1]}, "there is no field extract.tapes (did you mean extract.taps?)"),
+        ({"engines.vllm.zzz": 1}, "there is no field engines.vllm.zzz."),
+        ({"extract.taps": [2, 15, 31]}, "not a valid round: tap 31 does not exist in a target of 30 layers"),
+    ],
+)
+def test_a_wrong_override_is_named_and_the_right_one_suggested(overrides: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_round(round_file("smoke"), overrides)
