@@ -302,7 +302,9 @@ def timeless(path: Path) -> Any:
         return found | {"measured": [{k: v for k, v in one.items() if k not in speeds} for one in found["measured"]]}
     if path.name == "publication.json":
         found = json.loads(data)
-        return found | {"files": {name: sha for name, sha in found["files"].items() if not name.endswith("README.md")}}
+        told = {what: found[what] for what in ("files", "sizes")}
+        cards = "README.md"  # they tell of times
+        return found | {what: {n: v for n, v in of.items() if not n.endswith(cards)} for what, of in told.items()}
     return data
 
 
