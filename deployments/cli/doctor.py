@@ -77,7 +77,7 @@ def _environments(settings: Settings) -> Iterator[Check]:
 
     for item in status(settings.cache_dir):
         if item.built:
-            yield Check(f"environment {item.name}", "ok", f"{item.version or ''} at {item.path}".strip())
+            yield Check(f"environment {item.name}", "ok", f"{item.carries} at {item.path}")
         else:
             yield Check(
                 f"environment {item.name}", "note", "not built", f"eagle3 engines install {item.name} (a round does it)"

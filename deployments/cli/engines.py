@@ -33,5 +33,5 @@ def show(as_json: Json = False) -> None:
     if as_json:
         print_json(items)
         return
-    rows = [(item["name"], item["state"], item["version"], size(item["bytes"]), item["path"]) for item in items]
-    print_table("environments", ["name", "state", "version", "size", "path"], rows)
+    rows = [(item["name"], item["state"], item["carries"], size(item["bytes"]), item["path"]) for item in items]
+    print_table("environments", ["name", "state", "carries", "size", "path"], rows)

@@ -54,6 +54,7 @@ def environments(settings: Settings) -> list[dict[str, Any]]:
             "state": "built" if item.built else "not built",
             "path": item.path,
             "bytes": item.bytes or 0,
+            "carries": item.carries,
             "version": item.version,
         }
         for item in environment_status(settings.cache_dir)

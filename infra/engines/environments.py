@@ -49,8 +49,14 @@ class Status:
     built: bool
     path: Path
     bytes: int
+    package: str
     version: str
     about: str
+
+    @property
+    def carries(self) -> str:
+        """The package that it is for and its version, e.g. ``vllm 0.32.0``."""
+        return f"{self.package} {self.version}"
 
 
 def default_cache() -> Path:
@@ -186,6 +192,7 @@ def _status(description: Description, cache_dir: Path, locks: Path) -> Status:
         built=built,
         path=folder,
         bytes=int(made.get("bytes", 0)),
+        package=description.version_of,
         version="unknown" if overridden else pins(locks / description.locks[0])[description.version_of],
         about=description.about,
     )
@@ -308,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             for item in status(cache_dir):
                 state = "built" if item.built else "not built"
-                print(f"{item.name:12} {state:10} {item.version:12} {item.bytes / 1e9:5.1f} GB  {item.path}")
+                print(f"{item.name:12} {state:10} {item.carries:24} {item.bytes / 1e9:5.1f} GB  {item.path}")
     except EnvironmentBuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
