@@ -3,8 +3,6 @@
 from prefect import get_run_logger, task
 
 from infra.drafter.acceptance import serving_gate
-from infra.engines.server import ServerHung
-from infra.errors import EngineError
 from infra.steps import evaluate as steps
 from infra.steps.context import Round
 from infra.steps.layouts import draft_folder, served_draft
@@ -39,10 +37,9 @@ def evaluate(round_: Round, ledger: Ledger, step: Step) -> Evaluation:
         log.info(f"held-out states predict an acceptance length of {predicted.acceptance.length:.3f}")
         try:
             live = steps.measure(round_, plain, drafted, sets, how, log.info)
-        except ServerHung:
+        except steps.ServerLost as error:
+            ledger.notes.append(f"{error.what}; all was measured again")
             raise
-        except EngineError as error:
-            raise _explained(error, ledger, plain, drafted) from error
         ledger.started(plain)
         ledger.started(drafted)
     evaluation = steps.judge(round_, predicted, live, sets, how)
@@ -50,12 +47,3 @@ def evaluate(round_: Round, ledger: Ledger, step: Step) -> Evaluation:
     write_result(round_, "eval", EVALUATION, evaluation)
     step.detail = f"{how}, {sum(item.acceptance.prompts for item in evaluation.measured)} prompts served twice"
     return evaluation
-
-
-def _explained(error: EngineError, ledger: Ledger, *servers: Serving) -> EngineError:
-    """The death behind a failed measurement, where it was one; a measurement with a hole is made again as a whole."""
-    for serving in servers:
-        if (why := serving.death(error)) is not None:
-            ledger.notes.append(f"{serving.name}: died while it was measured, and all was measured again: {why}")
-            return EngineError(f"{serving.name} died while it was measured: {why}")
-    return error

@@ -19,13 +19,20 @@ def plan(
 ) -> None:
     """Show samples, tokens, disk, memory, time, and which steps are already done."""
     config = open_round(name, overrides)
-    from infra.steps.plan import make_plan
+    from infra.errors import GateError
+    from infra.steps.plan import make_plan, plan_gate
 
-    result = make_plan(config, Settings())
+    result, refused = make_plan(config, Settings()), ""
+    try:
+        plan_gate(config, result)
+    except GateError as error:
+        refused = str(error)
     if as_json:
-        print_json(result.model_dump(mode="json"))
-    else:
-        show(result)
+        print_json(result.model_dump(mode="json") | {"refused": refused})
+        return
+    show(result)
+    if refused:
+        print(f"here the round would be refused: {refused}")
 
 
 def show(result: "Plan") -> None:
@@ -58,8 +65,6 @@ def show(result: "Plan") -> None:
     print_table("steps", ["step", "key", "state", "time", "disk", "what"], steps)
     for note in result.notes:
         print(f"note: {note}")
-    if result.refused:
-        print(f"here the round would be refused: {result.refused}")
 
 
 def duration(seconds: float) -> str:

@@ -115,7 +115,7 @@ class PrepareConfig(Strict):
 class ExtractConfig(Strict):
     """Which hidden states, from which engine, in what pieces."""
 
-    engine: Literal["vllm", "sglang"] = Field(default="vllm", description="Engine whose states are trained on.")
+    engine: EngineName = Field(default="vllm", description="Engine whose states are trained on.")
     taps: tuple[int, ...] = Field(
         min_length=1, description="Taps fed to the draft, ascending; tap k is the residual stream entering layer k."
     )
@@ -252,10 +252,8 @@ class RoundConfig(Strict):
     extract: ExtractConfig = Field(description="Hidden states.")
     train: TrainConfig = Field(default=TrainConfig(), description="Training.")
     evaluate: EvaluateConfig = Field(default=EvaluateConfig(), description="Evaluation in serving.")
-    engines: dict[Literal["vllm", "sglang"], EngineConfig] = Field(description="The engines this round uses.")
-    serve_with: Literal["vllm", "sglang"] = Field(
-        default="vllm", description="Engine that answers prompts and serves the draft."
-    )
+    engines: dict[EngineName, EngineConfig] = Field(description="The engines this round uses.")
+    serve_with: EngineName = Field(default="vllm", description="Engine that answers prompts and serves the draft.")
     gates: GatesConfig = Field(default=GatesConfig(), description="What the gates look at.")
     retention: RetentionConfig = Field(default=RetentionConfig(), description="What may be deleted.")
     budget: BudgetConfig = Field(default=BudgetConfig(), description="Bounds of disk and time.")

@@ -62,8 +62,15 @@ class Launch:
 class Engine(Protocol):
     """What a module ``infra.engines.<name>`` provides as its ``ENGINE``."""
 
-    name: str
-    dialect: Dialect
+    @property
+    def name(self) -> str:
+        """As rounds and reports name it."""
+        ...
+
+    @property
+    def dialect(self) -> Dialect:
+        """What its server's API understands."""
+        ...
 
     def version(self, device: str, settings: Settings) -> str:
         """Version of the installed engine, read from its environment without importing it.

@@ -48,7 +48,8 @@ class RungMemory:
     def _known(self, everything: dict[str, Any]) -> dict[str, str]:
         """Rung by purpose, the one that came up last at the end."""
         found = everything.get(self._key)
-        return dict(found) if isinstance(found, dict) else {}
+        known = found.items() if isinstance(found, dict) else ()
+        return {purpose: rung for purpose, rung in known if isinstance(rung, str)}
 
     @property
     def _key(self) -> str:

@@ -1,6 +1,7 @@
 """The evaluate step: predict acceptance from held-out states, then measure it where the draft is served."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,6 @@ from infra.drafter import acceptance as chain
 from infra.drafter.walk import walk
 from infra.engines.bench import Measurement, Run, looping, run, summary, warm_up
 from infra.engines.client import Client
-from infra.engines.flights import Flights
 from infra.errors import EngineError
 from infra.machine.host import memory_available
 from infra.steps.context import Round
@@ -24,6 +24,10 @@ WARM_UP_PROMPTS = 4
 HELDOUT = "heldout"
 BLOCKS = 4
 Say = Callable[[str], None]
+
+
+class ServerLost(EngineError):
+    """A server died or hung while it was measured: a measurement with a hole is none, and all is measured again."""
 
 
 @dataclass(frozen=True)
@@ -99,24 +103,23 @@ def measure(round_: Round, plain: Serving, drafted: Serving, sets: Sequence[Prom
     if how == "interleaved":
         begin_both(round_, plain, drafted)
         servers = {False: plain, True: drafted}
-        clients = {with_draft: _warm(round_, serving, sets) for with_draft, serving in servers.items()}
+        clients = {with_draft: _warm(serving, sets) for with_draft, serving in servers.items()}
         for prompt_set in sets:
             for concurrency in prompt_set.concurrencies:
                 blocks = split(prompt_set.prompts, BLOCKS, concurrency)
                 for number, block in enumerate(blocks):
                     for with_draft in (False, True) if number % 2 == 0 else (True, False):
-                        told = servers[with_draft].flights
-                        done = _serve(round_, clients[with_draft], told, prompt_set, block, concurrency)
+                        done = _serve(servers[with_draft], clients[with_draft], prompt_set, block, concurrency)
                         live.add((prompt_set.name, concurrency, with_draft), done)
                     say(f"{prompt_set.name} at {concurrency}: block {number + 1}/{len(blocks)} served")
         return live
     for with_draft, half in order:
         serving = drafted if with_draft else plain
-        client = _warm(round_, serving, sets)
+        client = _warm(serving, sets)
         for prompt_set in sets:
             for concurrency in prompt_set.concurrencies:
                 halves = [prompt_set.prompts[0::2], prompt_set.prompts[1::2]]
-                done = _serve(round_, client, serving.flights, prompt_set, halves[half], concurrency)
+                done = _serve(serving, client, prompt_set, halves[half], concurrency)
                 live.add((prompt_set.name, concurrency, with_draft), done)
                 say(f"{prompt_set.name} at {concurrency}: half {half + 1}/2 served, draft: {with_draft}")
         serving.stop()
@@ -250,22 +253,32 @@ def _render(round_: Round, prompt: Prompt) -> list[int]:
     return round_.chat.render(prompt.messages, round_.config.evaluate.prompts.template_args, add_generation_prompt=True)
 
 
-def _warm(round_: Round, serving: Serving, sets: Sequence[PromptSet]) -> Client:
+def _warm(serving: Serving, sets: Sequence[PromptSet]) -> Client:
     """A client of the server when it is ready and has answered a few prompts that count nowhere."""
-    client = serving.watched(round_.config.generate.timeout_seconds)
-    prompts = sets[-1].prompts[:WARM_UP_PROMPTS]
-    warm_up(client, prompts, concurrency=WARM_UP_PROMPTS, flights=serving.flights)
+    client = serving.watched(serving.round.config.generate.timeout_seconds)
+    with _attended(serving):
+        warm_up(client, sets[-1].prompts[:WARM_UP_PROMPTS], concurrency=WARM_UP_PROMPTS, flights=serving.flights)
     return client
 
 
-def _serve(
-    round_: Round, client: Client, flights: Flights, prompt_set: PromptSet, prompts: list[list[int]], concurrency: int
-) -> Run:
-    return run(
-        client,
-        prompts,
-        max_tokens=prompt_set.max_tokens,
-        temperature=round_.config.evaluate.temperature,
-        concurrency=concurrency,
-        flights=flights,
-    )
+def _serve(serving: Serving, client: Client, prompt_set: PromptSet, prompts: list[list[int]], concurrency: int) -> Run:
+    with _attended(serving):
+        return run(
+            client,
+            prompts,
+            max_tokens=prompt_set.max_tokens,
+            temperature=serving.round.config.evaluate.temperature,
+            concurrency=concurrency,
+            flights=serving.flights,
+        )
+
+
+@contextmanager
+def _attended(serving: Serving) -> Iterator[None]:
+    """Around requests to a server: where it died of them or hung, the error says so."""
+    try:
+        yield
+    except EngineError as error:
+        if (why := serving.death(error)) is not None:
+            raise ServerLost(f"{serving.name} died while it was measured: {why}") from error
+        raise

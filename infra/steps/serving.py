@@ -64,7 +64,6 @@ class Serving:
         self._server: Server | None = None
         self._client: Client | None = None
         self._watch: Watch | None = None
-        self._hang_told = ""
 
     @property
     def config(self) -> EngineConfig:
@@ -144,8 +143,7 @@ class Serving:
 
     def _tell_hang(self) -> None:
         hang = self._server.hang if self._server is not None else ""
-        if hang and hang != self._hang_told:
-            self._hang_told = hang
+        if hang and not any(notice.what == "hang" and notice.text.endswith(hang) for notice in self.notices):
             self.note("hang", hang)
 
     def _illness(self) -> str | None:

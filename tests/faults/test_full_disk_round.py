@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.test_round_kills import LIMIT, SAMPLES, living, wait_for
 from standin.engine import StandInEngine
 from standin.machine import REPOSITORY, Machine, new_machine, prefect_server
+from standin.runs import living, more, wait_for
 from standin.small_disk import fill, small_disk
 
 from infra.engines import vllm
@@ -25,6 +25,9 @@ from infra.steps.ledger import done_steps, report_if_done
 from infra.store.answers import read_answers
 
 pytestmark = pytest.mark.timeout(1800)
+
+LIMIT = 1500.0
+SAMPLES = 24
 SIZE = 64 << 20
 LOW_WATER = 2 << 20
 PAUSED = re.compile(r"paused before (.+?): ")
@@ -54,6 +57,14 @@ class SmallMachine(Machine):
         """What the round's process wrote."""
         path = self.folder / "flow.log"
         return path.read_text() if path.exists() else ""
+
+    def pauses(self) -> int:
+        """How often the round has paused."""
+        return len(PAUSED.findall(self.log))
+
+    def resumptions(self) -> int:
+        """How often it has gone on."""
+        return len(RESUMED.findall(self.log))
 
     def trained(self) -> int:
         """Training steps made, by the trainer's own log."""
@@ -109,6 +120,11 @@ def moments(machine: SmallMachine) -> dict[str, Callable[[], bool]]:
     }
 
 
+def until(condition: Callable[[], bool], what: str, run: "subprocess.Popen[bytes]") -> None:
+    """Wait while the round runs."""
+    wait_for(condition, what, LIMIT, lambda: run.poll() is None)
+
+
 def use(machine: SmallMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "ENGINE", StandInEngine())
     for name, value in machine.environment.items():
@@ -140,20 +156,20 @@ def test_a_round_pauses_in_every_step_and_goes_on_by_itself(
             for step, moment in moments(machine).items():
                 if blind and step == "train":
                     break  # the trainer looks for itself: test_full_disk_training.py
-                wait_for(moment, f"{step} is in the middle of its work", run)
-                kept, told = machine.committed(), len(PAUSED.findall(machine.log))
+                until(moment, f"{step} is in the middle of its work", run)
+                kept, paused = machine.committed(), more(machine.pauses, 1)
                 ballast = fill(disk, leave=0 if blind else LOW_WATER // 2)
-                wait_for(lambda told=told: len(PAUSED.findall(machine.log)) > told, f"{step} pauses", run)
+                until(paused, f"{step} pauses", run)
                 assert kept.items() <= machine.committed().items(), "nothing that counts was touched"
-                resumed = len(RESUMED.findall(machine.log))
+                resumed = more(machine.resumptions, 1)
                 ballast.unlink()
-                wait_for(lambda told=resumed: len(RESUMED.findall(machine.log)) > told, f"{step} goes on", run)
+                until(resumed, f"{step} goes on", run)
                 assert kept.items() <= machine.committed().items()
             assert run.wait(LIMIT) == 0, machine.log[-3000:]
         finally:
             run.kill()
             run.wait()
-        wait_for(lambda: living(machine) == [], "no process is left")
+        wait_for(lambda: living(machine.folder / "state") == [], "no process is left", LIMIT)
         use(machine, monkeypatch)
         notes = whole(machine)
         assert sum(bool(RESUMED.match(note)) for note in notes) >= (2 if blind else 3)
@@ -167,13 +183,13 @@ def test_without_room_a_round_stops_with_a_sentence_and_a_later_one_goes_on(
         machine = machine_on(tmp_path, disk, free_bytes=LOW_WATER, pause_seconds=1)
         run = machine.start(api)
         try:
-            wait_for(moments(machine)["extract"], "a shard is committed", run)
+            until(moments(machine)["extract"], "a shard is committed", run)
             ballast = fill(disk, leave=LOW_WATER // 2)
             assert run.wait(LIMIT) == 1
         finally:
             run.kill()
             run.wait()
-        wait_for(lambda: living(machine) == [], "no process is left")
+        wait_for(lambda: living(machine.folder / "state") == [], "no process is left", LIMIT)
         assert re.search(r"disk gate: no room before shard \d+ within 1 s: .* free on .* needs", machine.log)
         assert "make room and start the round again, it goes on where it stopped" in machine.log
         assert "attempt 2" not in machine.log, "a stop for want of disk is not retried"

@@ -1,6 +1,6 @@
 """Servers that die, freeze, leak or choke on one sample in the middle of a step: what is lost, and what is said."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ from standin.machine import Machine, new_machine, prefect_server
 import tasks
 from flows.eagle3 import eagle3
 from infra.engines import vllm
-from infra.errors import ExtractionFault
+from infra.errors import EngineError, ExtractionFault
 from infra.machine.processes import recorded
 from infra.steps.context import Round
+from infra.steps.convention import capture
 from infra.steps.extract import extracted_samples, faulty_shards, quarantined_samples
 from infra.steps.ledger import Ledger, report_if_done
+from infra.steps.parity import take
 from infra.steps.prepare import sample_counts
 from infra.steps.serving import Serving
 from infra.steps.survival import TooManyDeaths
@@ -178,6 +180,20 @@ def test_a_server_that_is_lost_while_it_is_measured_is_measured_again(
     assert words in lost
     assert events.count("eagle3.server.hang") == (fault == "FREEZE")
     assert recorded(machine.round().settings.run_dir) == []
+
+
+@pytest.mark.parametrize("ask", [capture, take])
+def test_a_server_that_hangs_while_a_gate_asks_it_is_ended_and_that_is_said(
+    ask: Callable[[Serving, list[list[int]]], object], machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_FREEZE_AFTER", "2")
+    round_ = machine.round(**QUICK)
+    with Serving(round_, "extract") as serving:
+        with pytest.raises(EngineError):
+            ask(serving, [sample.input_ids for sample in round_.samples[:6]])
+        assert serving.death(EngineError("the request failed")) is not None
+    [hang] = [notice.text for notice in serving.notices if notice.what == "hang"]
+    assert "requests in flight" in hang
 
 
 def test_an_engine_that_dies_of_too_many_samples_stops_the_step(

@@ -72,7 +72,7 @@ OURS = EngineChoice(engine="vllm")
 
 async def artifacts() -> dict[str, Any]:
     async with get_client() as client:
-        found = sorted(await client.read_artifacts(), key=lambda item: item.created)
+        found = sorted(await client.read_artifacts(), key=lambda item: str(item.created))
         return {item.key: item for item in found if item.key}
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import httpx
 import psutil
 import pytest
 
+from deployments.processes import find
 from infra.config.load import ROUNDS
 from infra.machine.host import free_port, port_in_use
 
@@ -299,16 +300,13 @@ def test_an_enabled_schedule_stays_enabled(up: Machine) -> None:
 def test_a_run_whose_worker_and_process_were_killed_does_not_stay_running(up: Machine) -> None:
     up.hold.touch()
     run = up.begin()
-    wait_for(lambda: (up.notes / f"began-{run}").exists())
+    wait_for((up.notes / f"began-{run}").exists)
     beat = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "resource": {"id": [f"prefect.flow-run.{run}"]}}
     wait_for(lambda: up.post("events/filter", {"filter": beat})["events"])
-    mark = f"PREFECT__FLOW_RUN_ID={run}".encode()
     worker = json.loads(up.eagle3("status", "--json"))["stack"]["worker"]["pid"]
     psutil.Process(worker).kill()
-    for process in psutil.process_iter():
-        with suppress(OSError, psutil.NoSuchProcess):
-            if mark in Path(f"/proc/{process.pid}/environ").read_bytes():
-                process.kill()
+    for process in find("PREFECT__FLOW_RUN_ID", run):
+        os.kill(process.pid, signal.SIGKILL)
     assert up.state(run) == "Running"
     wait_for(lambda: up.state(run) == "Crashed", 400)
     state = httpx.get(f"{up.api}/flow_runs/{run}", timeout=60).json()["state"]
@@ -323,7 +321,7 @@ def test_the_run_of_a_killed_worker_is_ended_before_the_next_worker_comes(up: Ma
     up.hold.touch()
     for command in ("up", "down"):
         run = up.begin()
-        wait_for(lambda run=run: (up.notes / f"began-{run}").exists())
+        wait_for((up.notes / f"began-{run}").exists)
         worker = json.loads(up.eagle3("status", "--json"))["stack"]["worker"]["pid"]
         os.kill(worker, signal.SIGKILL)
         up.eagle3(command)
@@ -336,7 +334,7 @@ def test_the_run_of_a_killed_worker_is_ended_before_the_next_worker_comes(up: Ma
 def test_down_cancels_what_runs_and_leaves_nothing(up: Machine) -> None:
     up.hold.touch()
     run = up.begin()
-    wait_for(lambda: (up.notes / f"began-{run}").exists())
+    wait_for((up.notes / f"began-{run}").exists)
     assert 'active = "eagle3"' in up.profiles.read_text()
     up.eagle3("down")
     assert last_state(up, run) == "Cancelled"

@@ -69,7 +69,7 @@ def install() -> Place:
     """Put the stand-in in vLLM's place, let retries come at once, and follow the flow of this process."""
     vllm.ENGINE = StandInEngine()  # type: ignore[assignment]
     for task in (tasks.generate, tasks.convention, tasks.extract, tasks.train, tasks.evaluate):
-        task.retry_delay_seconds = 0
+        task.retry_delay_seconds = 0  # type: ignore[assignment]  # none: Prefect then retries at once
     folder = os.path.dirname(os.environ["EAGLE3_STATE_DIR"])
     place = Place(folder, os.environ["STANDIN_JOURNAL"], os.environ.get("STANDIN_FALL", ""))
     step = Ledger.step
@@ -83,6 +83,6 @@ def install() -> Place:
         if name == LAST:
             place.enter("report")
 
-    Ledger.step = followed  # type: ignore[method-assign]
+    Ledger.step = followed  # type: ignore[assignment, method-assign]
     sys.addaudithook(place.touch)
     return place

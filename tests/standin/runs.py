@@ -12,6 +12,8 @@ from typing import Any
 
 from standin.machine import REPOSITORY
 
+from deployments.processes import find
+
 POLL_SECONDS = 0.02
 
 
@@ -74,12 +76,7 @@ def more(count: Callable[[], int], by: int) -> Callable[[], bool]:
 
 def living(state_dir: Path) -> list[int]:
     """Processes whose environment names this state folder, whoever their parent is."""
-    marker, found = f"EAGLE3_STATE_DIR={state_dir}".encode(), []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            if entry.name.isdigit() and marker in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+    return [process.pid for process in find("EAGLE3_STATE_DIR", str(state_dir))]
 
 
 def runs(pid: int) -> bool:

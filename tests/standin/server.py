@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from brain import Brain, digest
+from brain import Brain, digest  # type: ignore[import-not-found]  # it runs as a script
 from safetensors.numpy import save_file
 
 LEAK_LIMIT = 64 << 20

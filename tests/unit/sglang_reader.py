@@ -6,6 +6,7 @@ models/llama_eagle3.py (``LlamaModel.__init__``, ``LlamaForCausalLMEagle3.load_w
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -61,7 +62,7 @@ def read(folder: Path) -> Read:
     return Read(ids, getattr(config, "norm_output", False), config.architectures, parameters, unfilled, hot)
 
 
-def shapes(config: AutoConfig, eagle: dict[str, object]) -> dict[str, list[int]]:
+def shapes(config: AutoConfig, eagle: dict[str, Any]) -> dict[str, list[int]]:
     """Parameters of ``LlamaForCausalLMEagle3``."""
     assert not config.tie_word_embeddings
     hidden, rows = config.hidden_size, _rows(config)

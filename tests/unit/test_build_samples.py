@@ -6,11 +6,11 @@ import pytest
 from infra.config.round import PrepareConfig
 from infra.data.build import BuildReport, build_samples, conversation
 from infra.errors import GateError
-from infra.store.answers import Answer
+from infra.store.answers import Answer, Status
 
 
 def answer(
-    name: str, turn: int = 0, prompt: int = 5, tokens: int = 3, status: str = "ok", reason: str = "stop"
+    name: str, turn: int = 0, prompt: int = 5, tokens: int = 3, status: Status = "ok", reason: str = "stop"
 ) -> Answer:
     return Answer(
         sample_id=f"{name}#{turn}",

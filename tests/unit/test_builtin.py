@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.data.builtin import SLOT, builtin, templates
+from infra.data.builtin import SLOT, Split, builtin, templates
 from infra.data.gate import leakage_gate
-from infra.data.prompts import prompts_digest
+from infra.data.prompts import Prompt, prompts_digest
 from infra.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,12 +14,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAIN_400 = "3fef25eb28bb1bd1"
 
 
-def texts(prompt) -> tuple[str, ...]:
+def texts(prompt: Prompt) -> tuple[str, ...]:
     return prompt.messages[0]["content"], *prompt.turns
 
 
 @pytest.mark.parametrize(("split", "count"), [("train", 400), ("train", 3000), ("heldout", 100), ("heldout", 500)])
-def test_as_many_different_prompts_as_asked_for(split: str, count: int) -> None:
+def test_as_many_different_prompts_as_asked_for(split: Split, count: int) -> None:
     prompts = builtin(split, count)
     assert len(prompts) == count
     assert len({prompt.id for prompt in prompts}) == count
@@ -34,7 +34,7 @@ def test_every_slot_is_filled() -> None:
 
 def test_a_seed_gives_the_same_prompts_everywhere() -> None:
     script = (
-        "from infra.data.builtin import builtin; from infra.data.prompts import prompts_digest as digest; "
+        "from infra.data.builtin import builtin; from infra.data.prompts import Prompt, prompts_digest as digest; "
         "print(digest(builtin('train', 400)))"
     )
     other = subprocess.run(
@@ -53,7 +53,8 @@ def test_another_seed_gives_others_and_a_smaller_count_the_first_of_them() -> No
 
 
 def test_kinds_are_mixed_and_some_prompts_have_several_turns() -> None:
-    for split, kinds in (("train", 14), ("heldout", 12)):
+    wanted: dict[Split, int] = {"train": 14, "heldout": 12}
+    for split, kinds in wanted.items():
         prompts = builtin(split, 100)
         assert len({prompt.meta["kind"] for prompt in prompts}) >= kinds
         assert 5 <= sum(bool(prompt.turns) for prompt in prompts) <= 30

@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
-from sample_report import build
 from typer.testing import CliRunner
+from unit.sample_report import build
 from unit.test_retention import finish
 
 from deployments import profile
@@ -314,11 +314,9 @@ def test_stopping_ends_the_whole_tree(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     child = Process.of(int((tmp_path / "child").read_text()))
-    assert process.alive
-    assert child.alive
+    assert [one.alive for one in (process, child)] == [True, True]
     process.stop(grace_seconds=0.3)
-    assert not process.alive
-    assert not child.alive
+    assert [one.alive for one in (process, child)] == [False, False]
 
 
 def test_a_reused_pid_is_another_process() -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from standin.small_disk import fill, small_disk
@@ -18,6 +18,7 @@ from infra.config.settings import Settings
 from infra.errors import DiskFull, GateError
 from infra.steps import budget
 from infra.steps.budget import DiskGuard, Notice
+from infra.steps.context import Round
 from infra.steps.leftovers import clean, free, survey
 from infra.steps.lock import lock
 from infra.steps.results import TRAINING
@@ -60,8 +61,8 @@ class Watched:
 
     def __init__(self, disk: Path, **changes: Any) -> None:
         self.disk = disk
-        self.round = Standing(disk, **changes)
-        self.guard = DiskGuard(self.round)  # type: ignore[arg-type]
+        self.round = cast(Round, Standing(disk, **changes))
+        self.guard = DiskGuard(self.round)
         self.notices: list[Notice] = []
         self.on: dict[str, Callable[[], object]] = {}
         self.guard.tell = self._hear
@@ -228,7 +229,6 @@ def test_other_errors_are_not_waited_for(watch: Watch) -> None:
 
 def test_the_budget_of_the_round_counts_too(watch: Watch) -> None:
     watched = watch(pause_seconds=0, budget={"disk_bytes": 3 << 20})
-    watched.round.keys = {"hidden": "now"}
     watched.round.store.put(f"{OWN}/00000/states", bytes(2 << 20))
     watched.guard.before("shard 1", store=1 << 19)
     with pytest.raises(GateError, match=r"holds 2\.6 MB and needs 2\.1 MB more, its budget is 3\.1 MB"):

@@ -10,6 +10,7 @@ from infra.config.round import EngineConfig, RungConfig, TargetShape
 from infra.config.settings import Settings
 from infra.config.target import Target
 from infra.engines.base import find_engine, start
+from infra.engines.dialect_vllm import VllmDialect
 from infra.engines.launch import Launch, LaunchRequest
 from infra.engines.server import Server
 from infra.errors import EngineError
@@ -44,6 +45,7 @@ class StandInEngine:
     """Runs SCRIPT; a rung's first flag is the fault it has."""
 
     name = "standin"
+    dialect = VllmDialect()
 
     def version(self, device: str, settings: Settings) -> str:
         return "1.2.3"

@@ -14,6 +14,7 @@ from infra.config.load import build_round
 from infra.config.round import EngineConfig, RoundConfig, RungConfig
 from infra.config.settings import Settings
 from infra.config.target import Target
+from infra.engines.dialect_vllm import VllmDialect
 from infra.engines.launch import Launch, LaunchRequest
 from infra.engines.server import Server
 from infra.errors import ConfigError, EngineError, PreflightError
@@ -153,7 +154,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_processes_see_the_gpus_that_are_fit(tmp_path: Path) -> None:
     round_ = Round(config(), Settings(state_dir=tmp_path))
     hygiene.use_gpus(round_, Cleared((look(0), look(1), look(2)), (), True, ()))
-    assert round_.devices == ()  # nothing to say: they see all
+    assert not round_.devices  # nothing to say: they see all
     hygiene.use_gpus(round_, Cleared((look(0), look(2)), (look(1, utilisation=100),), True, ()))
     assert round_.devices == ("0", "2")
     hygiene.use_gpus(round_, Cleared((look(2), look(0, MINE)), (), True, ()))
@@ -190,6 +191,7 @@ class PrintsItsEnvironment:
     """An engine that says which GPUs it was given, and ends."""
 
     name = "printer"
+    dialect = VllmDialect()
 
     def version(self, device: str, settings: Settings) -> str:
         return "1"

@@ -42,7 +42,7 @@ def damage(path: Path, data: bytes) -> None:
 def test_a_damaged_file_is_as_good_as_none_and_is_written_anew(data: bytes, machine: Machine, tmp_path: Path) -> None:
     memory(tmp_path).keep("extract", "second")
     damage(tmp_path / "rungs.json", data)
-    assert memory(tmp_path).recall("extract") in (None, 1)
+    assert memory(tmp_path).recall("extract") is None
     memory(tmp_path).keep("extract", "second")
     assert memory(tmp_path).recall("extract") == "second"
 

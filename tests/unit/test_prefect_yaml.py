@@ -49,7 +49,7 @@ def test_prefect_reads_it() -> None:
         limit = item.model_dump()["concurrency_limit"]
         assert (limit["limit"], limit["collision_strategy"]) == (1, "ENQUEUE")
     nightly = [item for item in model.deployments if item.name == "nightly"]
-    assert all(item.schedules and item.schedules[0].active is False for item in nightly)
+    assert all(item.model_dump()["schedules"][0]["active"] is False for item in nightly)
 
 
 def test_each_round_deploys_its_whole_resolved_config() -> None:

@@ -3,7 +3,7 @@ import json
 import random
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import fsspec
 import pyarrow as pa
@@ -20,7 +20,7 @@ def write(path: Path, records: list[Any]) -> str:
     return str(path)
 
 
-def load(source: str, count: int = 1, answers: str = "target", **fields: Any) -> list[Prompt]:
+def load(source: str, count: int = 1, answers: Literal["target", "given"] = "target", **fields: Any) -> list[Prompt]:
     return load_prompts(PromptsConfig(source=source, count=count, **fields), answers)
 
 

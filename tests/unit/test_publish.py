@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_report import build
 from unit import sglang_reader
+from unit.sample_report import build
 from unit.test_sglang_format import config as draft_config
 from unit.test_sglang_format import draft
 

@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 from PIL import Image
-from sample_report import (
+from unit.sample_report import (
     acceptance,
     build,
     evaluation,

@@ -1,11 +1,12 @@
 """Retention offers only what can be made again, and says why."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from infra.config.round import RetentionConfig
+from infra.data.builtin import Split
 from infra.steps.retention import kept, removable, removable_everywhere, remove
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
@@ -24,7 +25,7 @@ def finish(store: ObjectStore, name: str, **changes: dict[str, Any]) -> RoundSto
     rounds = RoundStore(store, name)
     samples = [
         Sample(row, f"s{row}#0", [], [1, 2], [0, 1], split, "stop", "e", {})
-        for row, split in enumerate(("train", "heldout"))
+        for row, split in enumerate(get_args(Split))
     ]
     write_samples(store, rounds.step_prefix("samples", "s1"), samples)
     store.put(f"{rounds.step_prefix('hidden', 'h1')}/00000/states", b"x" * 1000)

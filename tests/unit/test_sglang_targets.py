@@ -11,7 +11,7 @@ from infra.engines.sglang_capture import PLUGIN
 
 sys.path.insert(0, str(PLUGIN))
 try:
-    import targets
+    import targets  # type: ignore[import-not-found]
 finally:
     sys.path.remove(str(PLUGIN))
 

@@ -15,6 +15,7 @@ from infra.config.round import EngineConfig, RungConfig, TargetShape
 from infra.config.settings import Settings
 from infra.config.target import Target
 from infra.engines.client import Client
+from infra.engines.dialect_vllm import VllmDialect
 from infra.engines.flights import Flights
 from infra.engines.launch import Launch, LaunchRequest
 from infra.engines.notice import Notice
@@ -32,6 +33,7 @@ class ScriptedEngine:
     """Runs scripted.py; a rung's flags are its faults. Its log is vLLM's, and is read as vLLM's."""
 
     name = "scripted"
+    dialect = VllmDialect()
 
     def version(self, device: str, settings: Settings) -> str:
         return "1.2.3"
@@ -75,12 +77,12 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> float:
 def test_a_load_that_takes_longer_than_a_stall_but_moves_is_waited_for(fault: str, settings: Settings) -> None:
     said: list[str] = []
     with Server(ScriptedEngine(), request_for((fault,)), settings) as server:
-        assert server.state == "starting"
+        states = [server.state]
         server.wait_ready(said.append)
         assert server.started_seconds > 2 * STALL
-        assert server.state == "ready"
+        states.append(server.state)
         assert server.failed_rungs == []
-    assert server.state == "stopped"
+    assert [*states, server.state] == ["starting", "ready", "stopped"]
     if fault.startswith("slow"):
         assert {"loading weights: 1 of 1 files", "opening the port"} <= set(said)
 

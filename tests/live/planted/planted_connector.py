@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from eagle3_vllm.connector import CpuHiddenStatesConnector
+from eagle3_vllm.connector import CpuHiddenStatesConnector  # type: ignore[import-not-found]  # vLLM's environment has it
 from safetensors import safe_open
 
 
