@@ -7,6 +7,7 @@ from infra.config.load import ROUNDS, load_round
 from infra.config.settings import Settings
 from infra.steps.leftovers import clean, survey
 from infra.steps.progress import gib
+from infra.steps.retention import policies
 from infra.store.objects import ObjectStore
 from tasks.credentials import use_store_credentials
 
@@ -20,8 +21,9 @@ def cleanup(dry_run: bool = True) -> None:
     """
     settings = Settings()
     use_store_credentials(settings)
-    policies = {config.name: config.retention for config in map(load_round, sorted(ROUNDS.glob("*.yaml")))}
-    found = (survey if dry_run else clean)(ObjectStore(settings.store), settings, policies)
+    store = ObjectStore(settings.store)
+    known = policies(store, map(load_round, sorted(ROUNDS.glob("*.yaml"))))
+    found = (survey if dry_run else clean)(store, settings, known)
     create_table_artifact(
         key="cleanup",
         table=[{"what": item.path, "size": gib(item.size), "why": item.why} for item in found.go],

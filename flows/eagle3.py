@@ -82,7 +82,8 @@ def _states(round_: Round, ledger: Ledger) -> None:
     with Serving(round_, "extract") as server:
         with ledger.step("prepare", round_.keys.samples) as step:
             parity_is_due = wanted and tasks.parity_is_due(round_)
-            tasks.begin_loading(server, needed=wanted and tasks.extraction_is_due(round_) and not parity_is_due)
+            needed = wanted and not parity_is_due and tasks.engine_may_load(round_) and tasks.extraction_is_due(round_)
+            tasks.begin_loading(server, needed=needed)
             tasks.prepare(round_, step)
         if not wanted:
             return

@@ -1,6 +1,7 @@
 """The project's one exception family."""
 
 import time
+from pathlib import Path
 
 
 class Eagle3Error(Exception):
@@ -55,10 +56,11 @@ class DiskFull(StoreError):
 
     Attributes:
         at: when, ``time.monotonic()`` seconds.
+        place: a folder of that file system; None when it is not known.
     """
 
-    def __init__(self, what: str, *, expected: str = "", fix: str = "") -> None:
-        self.at = time.monotonic()
+    def __init__(self, what: str, *, expected: str = "", fix: str = "", place: Path | None = None) -> None:
+        self.at, self.place = time.monotonic(), place
         super().__init__(what, expected=expected, fix=fix)
 
 

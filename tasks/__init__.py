@@ -4,7 +4,7 @@ from tasks.cleanup import cleanup_after_publishing, cleanup_before_training
 from tasks.convention import convention
 from tasks.disk import watch_disk
 from tasks.evaluation import evaluate
-from tasks.extract import extract, extraction_is_due, verify
+from tasks.extract import engine_may_load, extract, extraction_is_due, verify
 from tasks.generate import generate
 from tasks.gpus import gpus_of, ready_gpus
 from tasks.parity import fit_for_parity, parity, parity_is_due, parity_side, parity_verdict
@@ -22,6 +22,7 @@ __all__ = [
     "cleanup_after_publishing",
     "cleanup_before_training",
     "convention",
+    "engine_may_load",
     "evaluate",
     "extract",
     "extraction_is_due",

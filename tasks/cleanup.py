@@ -1,6 +1,5 @@
 """Cleanup: free what the retention policy allows, and say what went and why."""
 
-import shutil
 from collections.abc import Iterable
 
 from prefect import get_run_logger, task
@@ -8,7 +7,7 @@ from prefect import get_run_logger, task
 from infra.machine.segments import forget_segments
 from infra.steps.budget import removals
 from infra.steps.context import Round
-from infra.steps.leftovers import busy_rounds, free
+from infra.steps.leftovers import busy_rounds, clean_scratch, free
 from infra.steps.progress import gib
 from infra.steps.retention import Removal, removable
 from tasks.options import STEP
@@ -40,5 +39,5 @@ def cleanup_after_publishing(round_: Round) -> list[str]:
     """
     busy = busy_rounds(round_.store, round_.settings)
     lines = _freed(round_, removable(round_.store, round_.config.name, round_.config.retention, busy))
-    shutil.rmtree(round_.scratch)
+    clean_scratch(round_)
     return lines

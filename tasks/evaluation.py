@@ -23,6 +23,7 @@ def evaluate(round_: Round, ledger: Ledger, step: Step) -> Evaluation:
     done = evaluation_if_done(round_)
     if done is not None:
         step.reused = True
+        serving_gate(*steps.compared(done), round_.config.evaluate.tolerance)
         point(round_, "eval")
         return done
     log = get_run_logger()
@@ -46,4 +47,6 @@ def evaluate(round_: Round, ledger: Ledger, step: Step) -> Evaluation:
     serving_gate(*steps.compared(evaluation), round_.config.evaluate.tolerance)
     write_result(round_, "eval", EVALUATION, evaluation)
     step.detail = f"{how}, {sum(item.acceptance.prompts for item in evaluation.measured)} prompts served twice"
+    if too_long := len(round_.evaluation_prompts) - len(sets[-1].prompts):
+        step.detail += f"; {too_long} evaluation prompts were too long"
     return evaluation

@@ -6,6 +6,7 @@ from infra.engines.extraction import Extractor
 from infra.errors import GateError
 from infra.steps import extract as steps
 from infra.steps.context import Round
+from infra.steps.convention import convention_if_done
 from infra.steps.ledger import Ledger, Step, done_steps
 from infra.steps.serving import Serving
 from infra.steps.survival import Survival
@@ -18,6 +19,16 @@ from tasks.progress import ProgressArtifact
 def extraction_is_due(round_: Round) -> bool:
     """Whether hidden states of this key are missing as far as can be told before the samples are read."""
     return "hidden" not in done_steps(round_)
+
+
+def engine_may_load(round_: Round) -> bool:
+    """Whether the extracting engine may load while other things are done.
+
+    On GPUs not beside the convention gate's reference, which takes room of its own there: an engine that sizes its
+    cache meanwhile gets the rest, or fails, and another rung would be remembered for it.
+    """
+    on_gpus, reference = round_.extracting.device == "cuda", round_.config.gates.convention.reference
+    return not on_gpus or reference == "none" or convention_if_done(round_) is not None
 
 
 @task(task_run_name="extract", retries=RETRIES, retry_delay_seconds=DELAYS, retry_condition_fn=may_pass, **STEP)
@@ -35,6 +46,7 @@ def extract(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
         step.reused = True
         server.stop()
         return
+    step.resumed = len(faults) < total
     for plan in faults:
         steps.discard_shard(round_, plan)
     _extract_all(round_, server, list(faults), total)

@@ -32,7 +32,8 @@ def generate(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None
     progress = ProgressArtifact("generate", "answers", server.log_tail)
     earlier = _ask(round_, server, progress) if config.answers == "target" else steps.generate(round_, None, progress)
     point(round_, "answers")
-    step.detail = f"{earlier} answers of an earlier attempt kept" if earlier else ""
+    if earlier:
+        step.resumed, step.detail = True, f"{earlier} answers of an earlier attempt kept"
     ledger.started(server)
     server.stop()
 

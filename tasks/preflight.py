@@ -7,6 +7,7 @@ from infra.errors import GateError, PreflightError, ProcessFailed
 from infra.machine.gpu import gpus
 from infra.machine.processes import reap
 from infra.steps.context import Round
+from infra.steps.evaluate import evaluation_gate
 from infra.steps.plan import Plan, plan_gate
 from infra.steps.preflight import faults
 from infra.steps.report import write_provenance
@@ -19,7 +20,7 @@ def preflight(round_: Round, planned: Plan) -> list[str]:
 
     Raises:
         PreflightError: the machine lacks something; every fault is named.
-        GateError: the plan does not fit, and nothing else is wrong.
+        GateError: the plan does not fit, and nothing else is wrong; or the evaluation prompts will not do.
     """
     log = get_run_logger()
     settings = round_.settings
@@ -45,6 +46,7 @@ def preflight(round_: Round, planned: Plan) -> list[str]:
         raise PreflightError(
             f"this machine cannot run round {round_.config.name}: " + "; ".join(found), fix="mend these and start again"
         )
+    evaluation_gate(round_)
     write_provenance(round_)
     return ended
 

@@ -37,5 +37,6 @@ def train(round_: Round, step: Step) -> Training:
     create_table_artifact(
         key="validation", table=live_table(training.validation), description="Held-out, after each epoch"
     )
+    step.resumed = training.resumed > 0
     step.detail = f"{training.steps} steps" + (", resumed" if training.resumed else "")
     return training

@@ -16,11 +16,13 @@ def clean(dry_run: DryRun = False, as_json: Json = False) -> None:
     """Delete what dead runs left and what each round's retention policy lets go; nothing that cannot be made again."""
     from infra.config.load import load_round
     from infra.steps import leftovers
+    from infra.steps.retention import policies
     from infra.store.objects import ObjectStore
 
     settings = Settings()
-    policies = {config.name: config.retention for config in map(load_round, sorted(rounds_folder().glob("*.yaml")))}
-    found = (leftovers.survey if dry_run else leftovers.clean)(ObjectStore(settings.store), settings, policies)
+    store = ObjectStore(settings.store)
+    known = policies(store, map(load_round, sorted(rounds_folder().glob("*.yaml"))))
+    found = (leftovers.survey if dry_run else leftovers.clean)(store, settings, known)
     freed = sum(item.size for item in found.go)
     if as_json:
         go, stay = [asdict(item) for item in found.go], [asdict(item) for item in found.stay]

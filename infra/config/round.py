@@ -96,9 +96,15 @@ class GenerateConfig(Strict):
     timeout_seconds: float = Field(
         default=600.0, gt=0, description="Longest wait for one answer, seconds.", json_schema_extra=KNOB
     )
-    max_truncated: float = Field(default=1.0, ge=0, le=1, description="Largest share of answers cut at max_tokens.")
-    max_empty: float = Field(default=0.05, ge=0, le=1, description="Largest share of empty answers.")
-    max_refused: float = Field(default=0.05, ge=0, le=1, description="Largest share of prompts the engine refused.")
+    max_truncated: float = Field(
+        default=1.0, ge=0, le=1, description="Largest share of answers cut at max_tokens.", json_schema_extra=KNOB
+    )
+    max_empty: float = Field(
+        default=0.05, ge=0, le=1, description="Largest share of empty answers.", json_schema_extra=KNOB
+    )
+    max_refused: float = Field(
+        default=0.05, ge=0, le=1, description="Largest share of prompts the engine refused.", json_schema_extra=KNOB
+    )
     max_quarantined: QuarantinedShare = 0.01
 
 
@@ -154,7 +160,7 @@ class TrainConfig(Strict):
     checkpoints_per_epoch: int = Field(
         default=1, ge=1, description="Checkpoints to resume from, an epoch.", json_schema_extra=KNOB
     )
-    devices: int = Field(default=1, ge=1, description="GPUs to train on (CPU rounds: 1).", json_schema_extra=KNOB)
+    devices: int = Field(default=1, ge=1, description="GPUs to train on (CPU rounds: 1); it decides what a step is.")
     compile: bool = Field(
         default=True,
         description="Compile the draft on CUDA (torch.compile); torch 2.11 cannot. CPU training never compiles.",
@@ -182,13 +188,15 @@ class EvaluateConfig(Strict):
     )
     layout: Literal["auto", "interleaved", "abba"] = Field(
         default="auto",
-        description="`interleaved`: both servers up, runs alternate; `abba`: launched A B B A; `auto`: by free memory.",
+        description="`interleaved`: both servers up, runs alternate (on one GPU give each its share in the rung's "
+        "flags); `abba`: launched A B B A; `auto`: interleaved on a CPU with memory for two, else abba.",
     )
     tolerance: float = Field(
         default=0.05,
         gt=0,
         lt=1,
         description="Serving gate: how far live acceptance may lie from the prediction, relative.",
+        json_schema_extra=KNOB,
     )
 
 
@@ -266,10 +274,11 @@ class RoundConfig(Strict):
                 raise ValueError(
                     f"the round uses engine {engine!r} but `engines` describes only {sorted(self.engines)}"
                 )
-        if self.prepare.max_tokens > self.engines[self.extract.engine].max_model_len:
+        longest = self.engines[self.extract.engine].max_model_len
+        if self.prepare.max_tokens >= longest:
             raise ValueError(
-                f"prepare.max_tokens ({self.prepare.max_tokens}) does not fit the extracting engine's max_model_len "
-                f"({self.engines[self.extract.engine].max_model_len})"
+                f"prepare.max_tokens ({self.prepare.max_tokens}) must be less than the extracting engine's "
+                f"max_model_len ({longest}): extraction asks for one token more"
             )
         serving = self.engines[self.serve_with]
         for label, prompts, answer in (

@@ -282,7 +282,9 @@ def _failure(job: TrainJob, status: int, history: History) -> Exception:
     made = max(history.steps, default=-1) + 1
     if status == FULL or kind == DiskFull.__name__:
         where = f"the trainer found no room in {job.workdir} after {made} of {history.total or 'unknown'} steps"
-        return DiskFull(f"{where}: {message or os.strerror(errno.ENOSPC)}")
+        # Another kind of error has the system's words for it, from whatever disk.
+        place = job.workdir if kind in ("", DiskFull.__name__) else None
+        return DiskFull(f"{where}: {message or os.strerror(errno.ENOSPC)}", place=place)
     if kind == "StatesMismatch":
         return GateError("training", message, expected="the samples' own tokens", fix="extract the round again")
     if status in (0, INTERRUPTED, -15):

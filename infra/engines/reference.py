@@ -56,6 +56,7 @@ class Reference:
             fits in memory.
         device: ``cuda`` uses a GPU (bfloat16) when the whole target fits beside what is there, else the CPU (float32).
         devices: GPUs to choose from, as CUDA_VISIBLE_DEVICES names them; empty for whatever this process sees.
+        scratch: where its working folder is made; empty: the machine's scratch.
         timeout: longest time for one call of :meth:`states`, seconds.
     """
 
@@ -66,10 +67,12 @@ class Reference:
         mode: ReferenceMode = "auto",
         device: Literal["cpu", "cuda"] = "cpu",
         devices: tuple[str, ...] = (),
+        scratch: Path | None = None,
         timeout: float = 3600.0,
     ) -> None:
         self._target, self._settings, self._mode, self._timeout = target, settings, mode, timeout
         self._device, self._devices = device, devices
+        self._scratch = scratch or settings.scratch_dir
         self._folder: Path | None = None
         self.how = ""
         """How the last call computed: ``whole, float32 on cpu``."""
@@ -115,11 +118,15 @@ class Reference:
             status = process.wait(timeout=self._timeout)
         if status != 0:
             found = f"took longer than {self._timeout:.0f} s" if status is None else f"ended with status {status}"
-            raise EngineError(f"the reference of target {self._target.name} {found}: {last_lines(spec.log, 15)}")
+            raise EngineError(
+                f"the reference of target {self._target.name} {found}: {last_lines(spec.log, 15)}",
+                fix="lower gates.convention.samples and .tokens, or set gates.convention.reference (`streamed` takes "
+                "least memory; `none` goes without, and the report says so)",
+            )
 
     def __enter__(self) -> Self:
-        self._settings.scratch_dir.mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix="reference-", dir=self._settings.scratch_dir))
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix="reference-", dir=self._scratch))
         return self
 
     def __exit__(

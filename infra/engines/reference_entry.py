@@ -14,12 +14,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+from infra.config.round import TargetShape
+from infra.config.target import read_shape
 from infra.engines.streamed import Refused, build_streamed, parts_of
 from infra.errors import Eagle3Error
 from infra.machine.host import memory_available
 
 SPARE_BYTES = 1 << 30
-"""For Python, activations and logits beside the weights."""
+"""For Python and a layer's activations beside the weights and what is kept."""
 LOADING = 2
 """A layer's weights exist twice for a moment: as read and as converted."""
 
@@ -38,8 +40,17 @@ class Choice:
         return f"{self.mode}, {str(self.dtype).removeprefix('torch.')} on {self.device.split(':')[0]}"
 
 
-def choose(folder: Path, mode: str, device: str) -> Choice:
+def kept_bytes(shape: TargetShape, sequences: list[list[int]]) -> int:
+    """What :func:`capture` holds of padded sequences: every tap in float32, twice while stacked, and the logits."""
+    tokens = len(sequences) * max(map(len, sequences))
+    return 4 * tokens * (2 * (shape.layers + 1) * shape.hidden_size + shape.vocab_size)
+
+
+def choose(folder: Path, mode: str, device: str, kept: int) -> Choice:
     """The first way that fits in the memory that is free now.
+
+    Args:
+        kept: bytes that the answer takes beside the weights.
 
     Raises:
         Refused: none fits; the sentence says how much is needed and free.
@@ -48,7 +59,7 @@ def choose(folder: Path, mode: str, device: str) -> Choice:
     whole, layer = sum(parts.values()), max(parts.values())
     if device == "cuda" and mode != "streamed" and (card := _gpu_for(2 * whole)) is not None:
         return Choice("whole", card, torch.bfloat16)
-    free = memory_available() - SPARE_BYTES
+    free = memory_available() - SPARE_BYTES - kept
     needed: dict[str, int] = {}
     for name, dtype, size in (
         ("whole", torch.float32, 4 * whole),
@@ -60,7 +71,7 @@ def choose(folder: Path, mode: str, device: str) -> Choice:
                 return Choice(name, "cpu", dtype)
             needed[name] = size
     wants = " and ".join(f"{_gb(size)} {name}" for name, size in needed.items())
-    raise Refused(f"it needs {wants}, and {_gb(max(free, 0))} of memory are free")
+    raise Refused(f"it needs {wants} and {_gb(kept)} for its states, and {_gb(max(free + kept, 0))} of memory are free")
 
 
 @torch.inference_mode()
@@ -101,13 +112,14 @@ def answer_request(request: dict[str, Any]) -> tuple[dict[str, str], dict[str, t
     """(what to say, tensors)."""
     folder, trust = Path(request["target"]), bool(request["trust_remote_code"])
     try:
-        choice = choose(folder, request["mode"], request["device"])
+        kept = kept_bytes(read_shape(folder), request["sequences"])
+        choice = choose(folder, request["mode"], request["device"], kept)
         try:
             model = load(folder, choice, trust)
         except Refused:
             if request["mode"] != "auto" or choice.mode == "streamed":
                 raise
-            choice = choose(folder, "streamed", request["device"])
+            choice = choose(folder, "streamed", request["device"], kept)
             model = load(folder, choice, trust)
         return {"how": choice.words}, capture(model, request["sequences"])
     except Refused as error:

@@ -25,9 +25,7 @@ from infra.steps.results import Acceptance, Measured, Report, Speed, TrainPoint
 Rows = list[dict[str, str]]
 LOOPING = 0.1
 """Share of looping answers from which the verdict warns: repetition is easy to draft and flatters acceptance."""
-NOT_MEASURED = (
-    "Which layers the engine captured was not measured: these states were made before the convention gate was there."
-)
+NOT_MEASURED = "Which layers the engine captured is not told: no whole measurement lies beside these states."
 OTHERS = "Tokens a step, as each round's own report says; a round may have other prompts, lengths and settings."
 
 

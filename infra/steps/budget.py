@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from infra.errors import DiskFull, GateError
+from infra.errors import DiskFull, Eagle3Error, GateError
 from infra.machine.disk import existing, file_system, is_full
 from infra.machine.host import folder_bytes
 from infra.machine.segments import note_segments
@@ -27,6 +27,8 @@ MEASURE_SECONDS = 30.0
 """So long the figures that take a walk through folders are good for."""
 BY_HAND = 5
 """Most things that the last sentence names."""
+MOST_FAILURES = 3
+"""So often, long after one another, a disk may be found full that has room by every reading."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class DiskGuard:
         self._held, self._held_at = 0, -MEASURE_SECONDS
         self._noted_at = -MEASURE_SECONDS
         self._failures, self._failed_at, self._failing_since = 0, -math.inf, 0.0
+        self._unexplained = 0
 
     def before(self, what: str, *, store: int = 0, scratch: int = 0) -> None:
         """Return when there is room for what comes next; pause until then.
@@ -93,7 +96,7 @@ class DiskGuard:
             with suppress(OSError):  # the pid files' disk may be full; they are noted at the next look
                 note_segments(self._round.settings.run_dir)
         if (short := self.shortage()) is not None:
-            self._pause(short.text, time.monotonic(), 0.0)
+            self._pause(short.text, time.monotonic(), 0.0, None)
         self._held += store + scratch
 
     def wait(self, error: BaseException) -> None:
@@ -107,10 +110,16 @@ class DiskGuard:
             return  # it is of the same full disk as one that was waited for
         if now - self._failed_at > 2 * LONGEST_POLL_SECONDS:
             self._failures, self._failing_since = 0, now
+            if self._unexplained >= MOST_FAILURES:
+                found = error.what if isinstance(error, Eagle3Error) else str(error)
+                why = f"{found}; by every reading there was room: is a quota, or are all inodes, used up?"
+                raise self._stop(why, None, f"in {self._unexplained + 1} attempts")
         # A quota or inodes may be used up while there is room by this guard's reading: then less and less often.
         at_least = min(POLL_SECONDS * 2**self._failures, LONGEST_POLL_SECONDS)
         self._failures += 1
-        self._pause(str(error), self._failing_since, at_least)
+        place = error.place if isinstance(error, DiskFull) else None
+        explained = self._pause(str(error), self._failing_since, at_least, place)
+        self._unexplained = 0 if explained else self._unexplained + 1
         self._failed_at = time.monotonic()
 
     def through(self, work: Callable[[], Result]) -> Result:
@@ -157,54 +166,69 @@ class DiskGuard:
             self._held, self._held_at = held_bytes(self._round), time.monotonic()
         return self._held
 
-    def _pause(self, why: str, since: float, at_least: float) -> None:
+    def _pause(self, why: str, since: float, at_least: float, place: Path | None) -> bool:
+        """Wait for room; whether there was a shortage to be seen, or something to be freed.
+
+        Args:
+            why: what is wrong.
+            since: from when on the bound counts, ``time.monotonic()`` seconds.
+            at_least: wait so long even if there seems to be room, seconds.
+            place: where a write found no room, when it told.
+        """
         what = self._next[0]
         begin = time.monotonic()
         self.tell(Notice("pause", f"paused before {what}: {why}"))
-        freed = self._free()
+        freed, explained = self._free(place), False
         while True:
             now, short = time.monotonic(), self.shortage()
+            explained = explained or short is not None
             if short is None and (freed or now - begin >= at_least):
                 break
             if now - since >= self._budget.pause_seconds:
-                raise self._stop(short.text if short else why, short)
+                raise self._stop(short.text if short else why, short, f"within {duration(self._budget.pause_seconds)}")
             self.tell(Notice("waiting", f"paused: {short.text if short else why}"))
             time.sleep(POLL_SECONDS)
             self._held_at = -MEASURE_SECONDS
         self.tell(
             Notice("resume", f"paused {duration(time.monotonic() - begin)} before {what} for want of disk: {why}")
         )
+        return explained or freed > 0
 
-    def _free(self) -> int:
+    def _free(self, place: Path | None) -> int:
         """Delete what the policy lets go until there is room; the bytes that went."""
         freed = 0
         for item in removals(self._round):
             short = self.shortage()
             if short is None and freed:
                 break
-            if self._helps(item, short) and (size := free(self._round, item)) is not None:
+            if self._helps(item, short, place) and (size := free(self._round, item)) is not None:
                 freed += size
                 self._held_at = -MEASURE_SECONDS
                 self.tell(Notice("freed", f"freed {gib(item.size)} for want of disk: {item.path} ({item.why})"))
         return freed
 
-    def _helps(self, item: Removal, short: Shortage | None) -> bool:
-        """Whether deleting it makes room where there is none; every removal may, when only a write has told."""
-        if short is None:
-            return True
-        if short.device is None:
-            return item.round == self._round.config.name
-        place = item.place(self._round.store)
-        return place is not None and existing(place).stat().st_dev == short.device
+    def _helps(self, item: Removal, short: Shortage | None, full: Path | None = None) -> bool:
+        """Whether deleting it makes room where there is none.
 
-    def _stop(self, why: str, short: Shortage | None) -> GateError:
+        Where no shortage is to be seen, only a write has told: of what lies where it found no room (``full``) anything
+        may help. If it did not say where, it may be any disk, and no states go for that.
+        """
+        if short is not None and short.device is None:
+            return item.round == self._round.config.name
+        if short is None and full is None:
+            return item.where != "store"
+        device = short.device if short is not None else existing(full).stat().st_dev if full is not None else None
+        place = item.place(self._round.store)
+        return place is not None and existing(place).stat().st_dev == device
+
+    def _stop(self, why: str, short: Shortage | None, how_long: str) -> GateError:
         what = self._next[0]
         offers = sorted(self._by_hand(short), key=lambda item: item.size, reverse=True)[:BY_HAND]
         listed = "; ".join(f"{gib(item.size)} at {self._where(item)} ({item.why})" for item in offers)
         could = f"these could be deleted by hand: {listed}" if listed else "nothing of this project's could be deleted"
         error = GateError(
             "disk",
-            f"no room before {what} within {duration(self._budget.pause_seconds)}: {why}",
+            f"no room before {what} {how_long}: {why}",
             expected=short.needs if short else "a write that finds room",
             fix=f"make room and start the round again, it goes on where it stopped; {could}",
         )

@@ -67,11 +67,18 @@ def write_convention(round_: Round, found: Convention) -> None:
 
 
 def convention_is_due(round_: Round) -> bool:
-    """Whether states of this key will be extracted and its layers were not measured yet."""
+    """Whether the layers of states of this key are to be measured: they were not, or without a reference before.
+
+    States that are whole already are not held up for a reference that was missing when they were made.
+    """
     done = convention_if_done(round_)
-    if done is not None and (done.reference or round_.config.gates.convention.reference == "none"):
-        return False
-    return bool(faulty_shards(round_, deep=False))
+    if done is None:
+        return True
+    return (
+        not done.reference
+        and round_.config.gates.convention.reference != "none"
+        and bool(faulty_shards(round_, deep=False))
+    )
 
 
 def sequences(round_: Round) -> list[list[int]]:
@@ -88,7 +95,9 @@ def compute_truth(round_: Round, tokens: Sequence[Sequence[int]]) -> Truth:
     if mode == "none":
         return Truth(why=NONE_ASKED)
     try:
-        with Reference(round_.target, round_.settings, mode, round_.extracting.device, round_.devices) as reference:
+        with Reference(
+            round_.target, round_.settings, mode, round_.extracting.device, round_.devices, round_.scratch
+        ) as reference:
             return Truth(reference.states(tokens), reference.how)
     except ReferenceUnavailable as error:
         return Truth(why=error.what)

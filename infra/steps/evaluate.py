@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.data.prompt import Prompt
+from infra.data.gate import leakage_gate
 from infra.drafter import acceptance as chain
 from infra.drafter.walk import walk
 from infra.engines.bench import Measurement, Run, looping, run, summary, warm_up
 from infra.engines.client import Client
-from infra.errors import EngineError
+from infra.errors import EngineError, GateError
 from infra.machine.host import memory_available
 from infra.steps.context import Round
 from infra.steps.extract import extracted_samples
@@ -40,11 +40,36 @@ class PromptSet:
     concurrencies: tuple[int, ...]
 
 
+def evaluation_gate(round_: Round) -> None:
+    """Stop a round that could not be measured in the end, or on nothing new; for the time before anything is made.
+
+    Raises:
+        GateError: an evaluation prompt is trained on, or all are too long.
+    """
+    leakage_gate(round_.prompts, round_.evaluation_prompts)
+    longest = round_.config.evaluate.prompts.max_prompt_tokens
+    if not evaluation_ids(round_):
+        raise GateError(
+            "data",
+            f"none of the {len(round_.evaluation_prompts)} evaluation prompts is left",
+            expected=f"prompts of at most {longest} tokens (evaluate.prompts.max_prompt_tokens)",
+            fix="raise evaluate.prompts.max_prompt_tokens, or give evaluate.prompts.source shorter ones",
+        )
+
+
+def evaluation_ids(round_: Round) -> list[list[int]]:
+    """Token ids of the evaluation prompts' first turns, without those that are too long."""
+    prompts = round_.config.evaluate.prompts
+    rendered = (
+        round_.chat.render(prompt.messages, prompts.template_args, add_generation_prompt=True)
+        for prompt in round_.evaluation_prompts
+    )
+    return [ids for ids in rendered if len(ids) <= prompts.max_prompt_tokens]
+
+
 def prompt_sets(round_: Round) -> list[PromptSet]:
-    """The evaluation prompts (first turns), and the held-out prompts for the comparison with the prediction."""
+    """The evaluation prompts, and the held-out prompts for the comparison with the prediction."""
     config = round_.config
-    evaluation = [_render(round_, prompt) for prompt in round_.evaluation_prompts]
-    longest = config.evaluate.prompts.max_prompt_tokens
     heldout = [
         sample.input_ids[: sample.loss_mask.index(1)]
         for sample in heldout_samples(extracted_samples(round_), config.evaluate.heldout_count)
@@ -52,12 +77,7 @@ def prompt_sets(round_: Round) -> list[PromptSet]:
     busiest = max(config.evaluate.concurrencies)
     return [
         PromptSet(HELDOUT, heldout, config.generate.max_tokens, (busiest,)),
-        PromptSet(
-            "evaluation",
-            [ids for ids in evaluation if len(ids) <= longest],
-            config.evaluate.max_tokens,
-            config.evaluate.concurrencies,
-        ),
+        PromptSet("evaluation", evaluation_ids(round_), config.evaluate.max_tokens, config.evaluate.concurrencies),
     ]
 
 
@@ -247,10 +267,6 @@ def _acceptance(total: chain.Acceptance, parts: Sequence[chain.Acceptance]) -> A
         starts=total.starts,
         prompts=len(parts),
     )
-
-
-def _render(round_: Round, prompt: Prompt) -> list[int]:
-    return round_.chat.render(prompt.messages, round_.config.evaluate.prompts.template_args, add_generation_prompt=True)
 
 
 def _warm(serving: Serving, sets: Sequence[PromptSet]) -> Client:

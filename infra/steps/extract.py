@@ -1,6 +1,7 @@
 """The extract step: hidden states of every sample, shard by shard, each verified before it counts."""
 
 from collections.abc import Collection, Generator
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -11,6 +12,7 @@ from infra.errors import DiskFull, ExtractionFault, GateError, StoreError
 from infra.steps.capture import NextTokenProbe
 from infra.steps.context import Round
 from infra.steps.progress import Meter, OnProgress
+from infra.steps.retention import is_published
 from infra.store.hidden import ShardPlan, ShardWriter, plan_shards, state_bytes_per_token, verify_shard
 from infra.store.hidden import discard_shard as discard
 from infra.store.manifest import StatesMeta
@@ -77,9 +79,20 @@ def generation(round_: Round) -> dict[str, object]:
 
 
 def make_live(round_: Round) -> None:
-    """Point to this generation, which was verified; the others that are there now are superseded by it."""
+    """Point to this generation, which was verified, and name those that it supersedes.
+
+    That is the one that was live, if it is of the same samples or its draft is published, and what it had superseded.
+    One of other samples that no draft came of yet is a run's that was interrupted: nobody's to delete.
+    """
     key = round_.keys.hidden
-    others = [other for other in round_.rounds.keys("hidden") if other != key]
+    superseded: set[str] = set()
+    with suppress(StoreError):  # a damaged pointer is written anew
+        live = round_.rounds.current("hidden")
+        if live is not None:
+            superseded.update(live.made.get("supersedes", []))
+            if live.made.get("samples") == round_.keys.samples or is_published(round_.rounds, live.key):
+                superseded.add(live.key)
+    others = sorted(superseded & set(round_.rounds.keys("hidden")) - {key})
     round_.rounds.point("hidden", key, {**generation(round_), "supersedes": others})
 
 
@@ -191,7 +204,8 @@ class Extraction:
         except ExtractionFault as error:
             if not self._round.disk.is_short(_staging_bytes(self._round, len(sample.input_ids))):
                 raise
-            return DiskFull(f"the engine found no room for the states of row {row}: {error.what}")
+            found = f"the engine found no room for the states of row {row}: {error.what}"
+            return DiskFull(found, place=self._round.settings.scratch_dir)
 
     def __enter__(self) -> Self:
         return self

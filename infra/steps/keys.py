@@ -75,6 +75,8 @@ def step_keys(config: RoundConfig, inputs: Inputs) -> StepKeys:
         engine=config.serve_with,
         version=inputs.versions[config.serve_with],
         launch=config.engines[config.serve_with],
+        # How it is launched decides how fast it serves.
+        ladder=[rung.model_dump() for rung in config.engines[config.serve_with].ladder],
     )
     published = key12(eval=evaluation, target=config.target.name, layouts=LAYOUTS)
     return StepKeys(answers, samples, hidden, draft, evaluation, published, key12(published=published))

@@ -21,11 +21,18 @@ REPORT = "report.json"
 
 @dataclass
 class Step:
-    """One step while it runs; ``detail`` becomes a cell of the report."""
+    """One step while it runs.
+
+    Attributes:
+        reused: its result was there.
+        resumed: a part of it was.
+        detail: a cell of the report.
+    """
 
     name: str
     key: str
     reused: bool = False
+    resumed: bool = False
     detail: str = ""
 
 
@@ -61,7 +68,14 @@ class Ledger:
         step = Step(name, key)
         yield step
         self.times.append(
-            StepTime(step=name, key=key, seconds=time.monotonic() - begin, reused=step.reused, detail=step.detail)
+            StepTime(
+                step=name,
+                key=key,
+                seconds=time.monotonic() - begin,
+                reused=step.reused,
+                detail=step.detail,
+                resumed=step.resumed,
+            )
         )
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from infra.machine.host import folder_bytes
 from infra.machine.segments import forget_segments, leftover_segments
 from infra.steps.lock import is_busy, lock
 from infra.steps.results import TRAINING, whole
-from infra.steps.retention import Kept, Removal, kept, removable_everywhere, remove, temporaries
+from infra.steps.retention import Kept, Removal, kept, published, removable_by_itself, remove, temporaries
 from infra.store.answers import DONE
 from infra.store.objects import ObjectStore
 
@@ -30,37 +30,58 @@ class Survey:
     stay: tuple[Kept, ...]
 
 
+NOBODYS = {
+    "staging": "staging of a dead engine",
+    "draft": "a copy of a draft, made again when needed",
+    "sglang": "a copy of a draft, made again when needed",
+    "walk": "a prediction's working folder",
+    "reference": "a dead reference's working folder",
+    "front": "a dead front's working folder",
+}
+"""What nobody goes on with, by the first word of its name, and what it is."""
+
+
 def survey(store: ObjectStore, settings: Settings, policies: Mapping[str, RetentionConfig]) -> Survey:
     """Look at the store, scratch and shared memory of this machine; changes nothing.
 
     Args:
         policies: retention by round, for the rounds whose policy is known.
     """
-    return _survey(store, settings, policies, busy_rounds(store, settings))
+    found = _nobodys(store, settings)
+    for name in _rounds(store, settings):
+        found += _look(store, settings, policies, name, is_busy(settings.run_dir, name))
+    return _sorted(store, found)
 
 
 def clean(store: ObjectStore, settings: Settings, policies: Mapping[str, RetentionConfig]) -> Survey:
-    """Delete what :func:`survey` finds, holding the lock of every round that nobody works on."""
-    held: set[str] = set()
-    with ExitStack() as locks:
-        for name in _rounds(store, settings):
-            with suppress(ConfigError):
-                locks.enter_context(lock(settings.run_dir, name))
-                held.add(name)
-        found = _survey(store, settings, policies, _AllBut(held))
-        remove(store, found.go)
+    """Delete what :func:`survey` finds, holding a round's lock no longer than what is its own is looked at and goes."""
+    found = _removed(store, _nobodys(store, settings))
+    for name in _rounds(store, settings):
+        try:
+            with lock(settings.run_dir, name):
+                found += _removed(store, _look(store, settings, policies, name, busy=False))
+        except ConfigError:  # somebody works on it
+            found += _look(store, settings, policies, name, busy=True)
     forget_segments(settings.run_dir)
+    return _sorted(store, found)
+
+
+def _removed(store: ObjectStore, found: list[Removal | Kept]) -> list[Removal | Kept]:
+    remove(store, [item for item in found if isinstance(item, Removal)])
     return found
 
 
-class _AllBut(Container[str]):
-    """Every round but these: one that is begun only now is among them."""
-
-    def __init__(self, names: Container[str]) -> None:
-        self._names = names
-
-    def __contains__(self, name: object) -> bool:
-        return name not in self._names
+def clean_scratch(round_: "Round") -> int:
+    """Delete what a finished round leaves in its scratch; a training or answers of other settings stay. Bytes freed."""
+    found = [
+        item
+        for item in (_entry(round_.store, round_.config.name, place, 0) for place in sorted(round_.scratch.iterdir()))
+        if isinstance(item, Removal)
+    ]
+    freed = remove(round_.store, found)
+    with suppress(OSError):  # it is not empty
+        round_.scratch.rmdir()
+    return freed
 
 
 def free(round_: "Round", item: Removal) -> int | None:
@@ -90,26 +111,27 @@ def scratch_entries(store: ObjectStore, scratch: Path, busy: Container[str], own
         own: the round that asks while it runs: only the checkpoints of its finished drafts may go.
     """
     for name in _folders(scratch):
-        folder = scratch / name
-        if name in busy and name != own:
-            yield Kept(str(folder), folder_bytes(folder), f"{name}: the round is being worked on", where="local")
-            continue
-        for place in sorted(folder.iterdir()):
-            if size := folder_bytes(place):
-                entry = _entry(store, name, place, size)
-                if name != own or (isinstance(entry, Removal) and place.name.startswith("train-")):
-                    yield entry
+        for entry in _in_scratch(store, scratch / name, busy=name in busy and name != own):
+            if name != own or (isinstance(entry, Removal) and Path(entry.path).name.startswith("train-")):
+                yield entry
+
+
+def _in_scratch(store: ObjectStore, folder: Path, busy: bool) -> Iterator[Removal | Kept]:
+    """What lies in one round's scratch folder, which need not be there."""
+    if busy:
+        if size := folder_bytes(folder):
+            yield Kept(str(folder), size, f"{folder.name}: the round is being worked on", where="local")
+        return
+    for place in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if size := folder_bytes(place):
+            yield _entry(store, folder.name, place, size)
 
 
 def _entry(store: ObjectStore, name: str, place: Path, size: int) -> Removal | Kept:
     """One file or folder of a round's scratch that no living process uses."""
     kind, _, key = place.name.partition("-")
-    if place.name == "staging":
-        return Removal(str(place), size, f"{name}: staging of a dead engine", where="local", round=name)
-    if kind == "draft":
-        return Removal(
-            str(place), size, f"{name}: a copy of a draft, made again when needed", where="local", round=name
-        )
+    if (why := NOBODYS.get(kind)) is not None:
+        return Removal(str(place), size, f"{name}: {why}", where="local", round=name)
     if kind == "train":
         if _draft_is_whole(store, name, key):
             why = f"{name}: checkpoints of a finished draft, which is in the store"
@@ -131,18 +153,24 @@ def _draft_is_whole(store: ObjectStore, name: str, key: str) -> bool:
         return False
 
 
-def _survey(
-    store: ObjectStore, settings: Settings, policies: Mapping[str, RetentionConfig], busy: Container[str]
-) -> Survey:
-    scratch = list(scratch_entries(store, settings.scratch_dir, busy))
-    go = [
-        *temporaries(store),
-        *shared_memory(settings.run_dir),
-        *(item for item in scratch if isinstance(item, Removal)),
-        *removable_everywhere(store, policies, busy),
-    ]
-    stay = [item for item in scratch if isinstance(item, Kept)]
-    return Survey(tuple(go), (*stay, *kept(store, policies, {item.path for item in go}, busy)))
+def _nobodys(store: ObjectStore, settings: Settings) -> list[Removal | Kept]:
+    return [*temporaries(store), *shared_memory(settings.run_dir)]
+
+
+def _look(
+    store: ObjectStore, settings: Settings, policies: Mapping[str, RetentionConfig], name: str, busy: bool
+) -> list[Removal | Kept]:
+    """What of one round goes and stays, in scratch and store."""
+    policy = policies.get(name)
+    go = [] if busy or policy is None else removable_by_itself(store, name, policy)
+    stay = kept(store, name, policy, {item.path for item in go}, busy)
+    return [*_in_scratch(store, settings.scratch_dir / name, busy), *go, *stay]
+
+
+def _sorted(store: ObjectStore, found: Iterable[Removal | Kept]) -> Survey:
+    everything = list(found)
+    stay = [item for item in everything if isinstance(item, Kept)]
+    return Survey(tuple(item for item in everything if isinstance(item, Removal)), (*stay, *published(store)))
 
 
 def busy_rounds(store: ObjectStore, settings: Settings) -> set[str]:

@@ -3,8 +3,6 @@
 import subprocess
 from pathlib import Path
 
-import yaml
-
 from infra.errors import StoreError
 from infra.report.drafts import in_brief
 from infra.report.figures import all_figures, data_uri
@@ -111,10 +109,7 @@ def write_provenance(round_: Round) -> None:
         "keys": dict(round_.keys.items()),
         "code": code_revision(),
     }
-    text = yaml.safe_dump(facts, sort_keys=False)
-    path = f"{round_.rounds.prefix}/round.yaml"
-    if not round_.store.exists(path) or round_.store.get(path) != text.encode():
-        round_.rounds.write_round_yaml(text)
+    round_.rounds.write_provenance(facts)
 
 
 def code_revision() -> str:
@@ -128,8 +123,8 @@ def code_revision() -> str:
 
 
 def learn_from(round_: Round, report: Report, ledger: Ledger) -> None:
-    """Remember this machine's speeds, when the round did every step itself."""
-    seconds = {item.step: item.seconds for item in report.steps if not item.reused}
+    """Remember this machine's speeds, when this run did every step, and the whole of it."""
+    seconds = {item.step: item.seconds for item in report.steps if not item.reused and not item.resumed}
     needed = ("generate", "extract", "train", "evaluate")
     if any(name not in seconds for name in needed) or not ledger.starts:
         return

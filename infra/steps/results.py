@@ -224,6 +224,7 @@ class StepTime(Result):
     seconds: float
     reused: bool
     detail: str = ""
+    resumed: bool = False
 
 
 class Report(Result):

@@ -1,12 +1,14 @@
 """What may be deleted: only what can be made again, in the policy's order, and why; and why the rest stays."""
 
 import shutil
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from infra.config.round import RetentionConfig
+from pydantic import ValidationError
+
+from infra.config.round import RetentionConfig, RoundConfig
 from infra.errors import StoreError
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
@@ -89,29 +91,57 @@ def removable(store: ObjectStore, current: str, policy: RetentionConfig, busy: C
         own = name == current
         if name in busy and not own:
             continue
+        rounds = RoundStore(store, name)
+        stale = (policy if own else _policy(rounds, policy)).stale_generations
         finished = policy.states == "until_published" if own else policy.earlier_rounds
-        found += _of_round(RoundStore(store, name), policy.stale_generations, finished)
+        found += _of_round(rounds, stale, finished)
     return found
 
 
-def removable_everywhere(
-    store: ObjectStore, policies: Mapping[str, RetentionConfig], busy: Container[str] = ()
-) -> list[Removal]:
-    """What each round's own policy lets go; rounds without a known policy, and busy ones, are left alone."""
-    found: list[Removal] = []
-    for name in store.folders("rounds"):
-        if name in policies and name not in busy:
-            policy = policies[name]
-            found += _of_round(RoundStore(store, name), policy.stale_generations, policy.states == "until_published")
-    return found
+def policies(store: ObjectStore, configs: Iterable[RoundConfig]) -> dict[str, RetentionConfig]:
+    """Retention by round: what its file lets go, as far as its last start, which may have had overrides, did too."""
+    return {config.name: _policy(RoundStore(store, config.name), config.retention) for config in configs}
+
+
+def _policy(rounds: RoundStore, asked: RetentionConfig) -> RetentionConfig:
+    """What ``asked`` and the round's last start both let go; nothing where the latter cannot be read."""
+    try:
+        started = rounds.provenance()
+        had = asked if started is None else RetentionConfig.model_validate(started["round"].get("retention", {}))
+    except (StoreError, ValidationError):
+        had = RetentionConfig(states="keep", stale_generations=False)
+    return RetentionConfig(
+        states="keep" if "keep" in (asked.states, had.states) else "until_published",
+        earlier_rounds=asked.earlier_rounds,
+        stale_generations=asked.stale_generations and had.stale_generations,
+    )
+
+
+def removable_by_itself(store: ObjectStore, name: str, policy: RetentionConfig) -> list[Removal]:
+    """Hidden states of a round that nobody works on and that its own policy lets go."""
+    return _of_round(RoundStore(store, name), policy.stale_generations, policy.states == "until_published")
 
 
 def _of_round(rounds: RoundStore, stale: bool, finished: bool) -> list[Removal]:
-    """A round's superseded and finished states, as asked for; nothing of one whose pointers cannot be read."""
+    """A round's superseded and finished states, as asked for; nothing of one whose records cannot be read."""
     try:
-        return [*(_stale(rounds) if stale else ()), *(_finished(rounds) if finished else ())]
+        wanted = rounds.step_prefix("hidden", _wanted(rounds) or "")
+        found = [*(_stale(rounds) if stale else ()), *(_finished(rounds) if finished else ())]
+        return [item for item in found if item.path != wanted]
     except StoreError:
         return []
+
+
+def _wanted(rounds: RoundStore) -> str | None:
+    """Key of the states that the round's last start was for, until what it was to publish is published.
+
+    The pointers alone do not tell: of a round that was published and is run again with another training they name the
+    old draft until the new one is there. In the store it is seen by every node, whatever locks this machine knows.
+    """
+    started, published = rounds.provenance(), rounds.current("published")
+    if started is None or (published is not None and published.key == started["keys"].get("published")):
+        return None
+    return str(started["keys"].get("hidden"))
 
 
 def remove(store: ObjectStore, removals: Iterable[Removal]) -> int:
@@ -132,27 +162,31 @@ def remove(store: ObjectStore, removals: Iterable[Removal]) -> int:
 
 
 def kept(
-    store: ObjectStore, policies: Mapping[str, RetentionConfig], gone: Collection[str], busy: Container[str] = ()
+    store: ObjectStore, name: str, policy: RetentionConfig | None, gone: Collection[str], busy: bool
 ) -> list[Kept]:
-    """What of the store stays, each with its reason.
+    """What of a round in the store stays, each with its reason.
 
     Args:
+        policy: the round's own; None when it is not known.
         gone: paths of the removals.
+        busy: whether somebody works on the round.
     """
-    found = []
-    for name in store.folders("rounds"):
-        rounds = RoundStore(store, name)
-        for key in rounds.keys("hidden"):
-            prefix = rounds.step_prefix("hidden", key)
-            if prefix not in gone:
-                why = _why_states_stay(rounds, key, policies.get(name), name in busy)
-                found.append(Kept(prefix, _size(store, prefix), f"{name}: {why}", by_hand=name not in busy))
-        for step, why in RESULTS.items():
-            if size := _size(store, f"rounds/{name}/{step}"):
-                found.append(Kept(f"rounds/{name}/{step}", size, f"{name}: {why}"))
-    if size := _size(store, "published"):
-        found.append(Kept("published", size, "published drafts"))
+    found, rounds = [], RoundStore(store, name)
+    for key in rounds.keys("hidden"):
+        prefix = rounds.step_prefix("hidden", key)
+        if prefix not in gone:
+            why = _why_states_stay(rounds, key, policy, busy)
+            found.append(Kept(prefix, _size(store, prefix), f"{name}: {why}", by_hand=not busy))
+    for step, why in RESULTS.items():
+        if size := _size(store, f"rounds/{name}/{step}"):
+            found.append(Kept(f"rounds/{name}/{step}", size, f"{name}: {why}"))
     return found
+
+
+def published(store: ObjectStore) -> list[Kept]:
+    """What was published, which always stays."""
+    size = _size(store, "published")
+    return [Kept("published", size, "published drafts")] if size else []
 
 
 def _size(store: ObjectStore, prefix: str) -> int:
@@ -185,6 +219,14 @@ def _finished(rounds: RoundStore) -> Iterator[Removal]:
         yield Removal(prefix, size, why, round=rounds.round_name)
 
 
+def is_published(rounds: RoundStore, key: str) -> bool:
+    """Whether the draft that is published was trained on these states."""
+    draft, published = rounds.current("draft"), rounds.current("published")
+    if draft is None or published is None:
+        return False
+    return draft.made.get("hidden") == key and published.made.get("draft") == draft.key
+
+
 def _unfinished(rounds: RoundStore) -> str | None:
     """Why the live states are still needed or could not be made again; None when neither is so."""
     made = {step: rounds.current(step) for step in ("samples", "hidden", "draft", "eval", "published")}
@@ -215,8 +257,10 @@ def _why_states_stay(rounds: RoundStore, key: str, policy: RetentionConfig | Non
 
 def _why_by_pointers(rounds: RoundStore, key: str) -> str:
     live = rounds.current("hidden")
+    if key == _wanted(rounds):
+        return "the last start of the round is for them, and has not published yet; the next run goes on with them"
     if live is None or (key != live.key and key not in live.made.get("supersedes", [])):
-        return "an extraction that is not finished; the next run goes on with it"
+        return "of other samples or not finished, and nothing was published of them; a run with their settings goes on"
     if key != live.key:
         return "superseded, and retention.stale_generations is false"
     if (reason := _unfinished(rounds)) is not None:

@@ -134,10 +134,11 @@ class FolderBackend:
         try:
             yield
         except OSError as error:
-            kind = DiskFull if is_full(error) else StoreError
-            raise kind(
-                f"could not {what} below {self.root}: {error.strerror or error}",
-                fix="" if kind is DiskFull else f"see that {self.root} is a folder that this user may read and write",
+            found = f"could not {what} below {self.root}: {error.strerror or error}"
+            if is_full(error):
+                raise DiskFull(found, place=self.root) from error
+            raise StoreError(
+                found, fix=f"see that {self.root} is a folder that this user may read and write"
             ) from error
 
     def _unless_gone(self, error: OSError) -> None:

@@ -129,8 +129,8 @@ class Journal:
             fresh.unlink(missing_ok=True)
 
     def _trouble(self, what: str, error: OSError) -> StoreError:
-        kind = DiskFull if is_full(error) else StoreError
-        return kind(f"the journal {self.path} could not be {what}: {error.strerror or error}")
+        found = f"the journal {self.path} could not be {what}: {error.strerror or error}"
+        return DiskFull(found, place=self.path.parent) if is_full(error) else StoreError(found)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -4,10 +4,13 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 from infra.errors import StoreError
 from infra.store.objects import ObjectMissing, ObjectStore
 
 POINTER = "current.json"
+PROVENANCE = "round.yaml"
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,27 @@ class RoundStore:
         """Keys of the step that have a folder, finished or not."""
         return self.store.folders(f"{self.prefix}/{step}")
 
-    def write_round_yaml(self, text: str) -> None:
-        """Keep the resolved round with versions and git revision, for provenance."""
-        self.store.put(f"{self.prefix}/round.yaml", text.encode())
+    def write_provenance(self, facts: dict[str, Any]) -> None:
+        """Keep what a start of the round was given (``round``, ``keys``, versions) in round.yaml."""
+        path, text = f"{self.prefix}/{PROVENANCE}", yaml.safe_dump(facts, sort_keys=False).encode()
+        if not self.store.exists(path) or self.store.get(path) != text:
+            self.store.put(path, text)
+
+    def provenance(self) -> dict[str, Any] | None:
+        """What the last start of the round was given; None before the first one.
+
+        Raises:
+            StoreError: round.yaml is damaged.
+        """
+        path = f"{self.prefix}/{PROVENANCE}"
+        try:
+            facts = yaml.safe_load(self.store.get(path))
+        except ObjectMissing:
+            return None
+        except (yaml.YAMLError, ValueError) as error:
+            facts = str(error).splitlines()[0]
+        if isinstance(facts, dict) and isinstance(facts.get("keys"), dict) and isinstance(facts.get("round"), dict):
+            return facts
+        raise StoreError(
+            f"{path} is damaged: {facts!r:.200}", fix="delete it; the next run of the round writes it again"
+        )

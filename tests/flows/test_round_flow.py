@@ -5,6 +5,7 @@ import os
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -85,6 +86,24 @@ def test_a_round_goes_from_prompts_to_a_published_draft(finished: Machine, use: 
     assert len(finished.requests("extract")) == SAMPLES
     assert list(round_.settings.scratch_dir.iterdir()) == []
     assert recorded(round_.settings.run_dir) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"evaluate.prompts.source": "prompts.jsonl"}, "evaluation prompts are training prompts too"),
+        ({"evaluate.prompts.max_prompt_tokens": 2}, "none of the 4 evaluation prompts is left"),
+    ],
+)
+def test_what_could_not_be_measured_is_stopped_before_anything_is_asked(
+    changes: dict[str, Any], said: str, again: Machine
+) -> None:
+    source = changes.get("evaluate.prompts.source")
+    if source is not None:
+        changes = {"evaluate.prompts.source": str(again.folder / source)}
+    with pytest.raises(GateError, match=said):
+        eagle3(again.config(**changes))
+    assert again.events() == []
 
 
 def test_a_finished_round_is_not_done_again(again: Machine) -> None:

@@ -1,5 +1,6 @@
 """The disk guard on a real small disk: it pauses, frees in the policy's order, goes on by itself, or stops and says."""
 
+import errno
 import json
 import os
 import threading
@@ -210,6 +211,34 @@ def test_a_disk_that_says_it_has_room_and_takes_nothing_ends_within_the_bound(wa
     with pytest.raises(GateError, match="disk gate: no room before the next write within 0 s: Disk quota exceeded"):
         watched.guard.through(quota)
     assert 1 < len(tries) < 10, "each wait is twice as long as the one before"
+
+
+def test_hours_of_work_that_end_on_a_full_disk_with_room_are_not_done_for_ever(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = watch()
+    monkeypatch.setattr(budget, "LONGEST_POLL_SECONDS", 0.0)  # so that each failure is long after the one before
+    tries: list[int] = []
+
+    def epoch() -> None:
+        tries.append(1)
+        raise DiskFull("Disk quota exceeded", place=watched.disk)
+
+    with pytest.raises(GateError, match="in 4 attempts: Disk quota exceeded; by every reading there was room"):
+        watched.guard.through(epoch)
+    assert len(tries) == budget.MOST_FAILURES + 1
+
+
+def test_for_a_write_that_says_not_where_no_states_go(watch: Watch) -> None:
+    watched = watch()
+    store, scratch = watched.round.store, watched.round.settings.scratch_dir
+    finish(store, "other")
+    leftover = _training(store, scratch, "other", "done", whole=True)
+    watched.guard.wait(OSError(errno.ENOSPC, "No space left on device", "/dev/shm/x"))
+    assert not leftover.exists()
+    assert store.list("rounds/other/hidden/h1") != []
+    watched.guard.wait(DiskFull("could not write below the store", place=watched.disk))
+    assert store.list("rounds/other/hidden/h1") == []
 
 
 def test_writes_that_failed_together_are_waited_for_once(watch: Watch) -> None:

@@ -188,8 +188,14 @@ def test_a_rounds_pointer(store: ObjectStore) -> None:
     smoke.point("hidden", "k2", {"target": "r2"})
     assert smoke.current("hidden") == Pointer("k2", {"target": "r2"})
     assert smoke.keys("hidden") == ["k1", "k2"]
-    smoke.write_round_yaml("name: smoke\n")
-    assert store.get("rounds/smoke/round.yaml") == b"name: smoke\n"
+    assert smoke.provenance() is None
+    facts = {"round": {"name": "smoke"}, "keys": {"hidden": "k2"}}
+    smoke.write_provenance(facts)
+    assert smoke.provenance() == facts
+    for damage in (b"", b"keys: [", b"keys: 5\nround: {}\n", b"\xff"):
+        store.put("rounds/smoke/round.yaml", damage)
+        with pytest.raises(StoreError, match=r"round\.yaml is damaged"):
+            smoke.provenance()
     store.put("rounds/smoke/hidden/current.json", b'{"key": "k')
     with pytest.raises(StoreError, match=r"current\.json is damaged"):
         smoke.current("hidden")

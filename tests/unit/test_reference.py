@@ -14,7 +14,8 @@ from infra.config.round import TargetConfig
 from infra.config.settings import Settings
 from infra.config.target import Target, open_target
 from infra.engines.reference import Reference, ReferenceMode, ReferenceStates, ReferenceUnavailable
-from infra.engines.reference_entry import answer_request
+from infra.engines.reference_entry import answer_request, choose, kept_bytes
+from infra.engines.streamed import Refused
 from infra.machine.processes import recorded
 
 SEQUENCES = [[5, 9, 2, 7, 11, 3, 30, 12, 8], [4, 4, 8], [1]]
@@ -156,7 +157,8 @@ def test_int4_weights_are_read_as_the_numbers_that_they_stand_for(tmp_path: Path
 
 def test_a_family_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
     target = make_target(tmp_path, "llama")
-    (target.path / "config.json").write_text('{"model_type": "nobody_knows"}')
+    config = json.loads((target.path / "config.json").read_text())
+    (target.path / "config.json").write_text(json.dumps({**config, "model_type": "nobody_knows"}))
     said, _ = ask(target, "auto")
     assert said["refused"].startswith("transformers has no code for its family 'nobody_knows'")
 
@@ -166,4 +168,14 @@ def test_a_target_that_does_not_fit_is_refused_with_what_is_needed_and_free(tmp_
     header = json.dumps({"model.layers.0.x": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 0]}}).encode()
     (target.path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     said, _ = ask(target, "auto")
-    assert re.match(r"it needs 4398\.0 GB whole and 4398\.0 GB streamed, and \d+\.\d GB of memory", said["refused"])
+    found = r"it needs 4398\.0 GB whole and 4398\.0 GB streamed and 0\.0 GB for its states, and \d+\.\d GB of memory"
+    assert re.match(found, said["refused"])
+
+
+def test_long_and_many_sequences_count_as_memory(tmp_path: Path) -> None:
+    target = make_target(tmp_path, "llama")
+    with pytest.raises(Refused, match=r"and 4000\.0 GB for its states, and \d+\.\d GB of memory are free"):
+        choose(target.path, "auto", "cpu", kept=4000 * 10**9)
+    shape = target.shape
+    padded, a_token = 2 * 7, 4 * (2 * (shape.layers + 1) * shape.hidden_size + shape.vocab_size)
+    assert kept_bytes(shape, [[1] * 7, [1]]) == padded * a_token

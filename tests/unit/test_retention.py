@@ -7,7 +7,7 @@ import pytest
 
 from infra.config.round import RetentionConfig
 from infra.data.builtin import Split
-from infra.steps.retention import kept, removable, removable_everywhere, remove
+from infra.steps.retention import kept, removable, removable_by_itself, remove
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
 from infra.store.samples import Sample, write_samples
@@ -84,8 +84,8 @@ def test_the_policy_decides_about_own_and_earlier_rounds(store: ObjectStore) -> 
     assert paths(store, "two", RetentionConfig(states="until_published")) == ["rounds/two/hidden/h1"]
     assert paths(store, "two", RetentionConfig(states="keep")) == []
     assert paths(store, "two", FREE) == ["rounds/one/hidden/h1", "rounds/two/hidden/h1"], "earlier rounds go first"
-    everywhere = removable_everywhere(store, {"one": FREE, "two": RetentionConfig(states="keep")})
-    assert [item.path for item in everywhere] == ["rounds/one/hidden/h1"]
+    assert [item.path for item in removable_by_itself(store, "one", FREE)] == ["rounds/one/hidden/h1"]
+    assert removable_by_itself(store, "two", RetentionConfig(states="keep", earlier_rounds=True)) == []
 
 
 def test_a_superseded_generation_goes_once_the_new_one_is_live(store: ObjectStore) -> None:
@@ -102,6 +102,6 @@ def test_a_damaged_pointer_of_one_round_keeps_its_states_and_stops_no_other(step
     finish(store, "two")
     store.put(f"rounds/one/{step}/current.json", b"{")
     assert paths(store, "two", FREE) == ["rounds/two/hidden/h1"]
-    assert [item.path for item in removable_everywhere(store, {"one": FREE, "two": FREE})] == ["rounds/two/hidden/h1"]
-    [why] = [item.why for item in kept(store, {"one": FREE}, ()) if item.path == "rounds/one/hidden/h1"]
+    assert removable_by_itself(store, "one", FREE) == []
+    [why] = [item.why for item in kept(store, "one", FREE, (), busy=False) if item.path == "rounds/one/hidden/h1"]
     assert f"rounds/one/{step}/current.json is damaged" in why

@@ -30,6 +30,8 @@ def changed(one: StepKeys, other: StepKeys) -> tuple[str, ...]:
         ({"extract.taps": [3, 15, 27]}, "hidden"),
         ({"extract.shard_bytes": 1 << 20}, "hidden"),
         ({"train.epochs": 2}, "draft"),
+        ({"train.devices": 8}, "draft"),
+        ({"engines.vllm.ladder": [{"name": "graphs", "flags": []}]}, "eval"),
         ({"evaluate.max_tokens": 64}, "eval"),
     ],
 )
@@ -42,7 +44,8 @@ def test_a_changed_input_redoes_what_depends_on_it(override: dict[str, Any], fir
     [
         {"generate.concurrency": 3},
         {"extract.concurrency": 3},
-        {"engines.vllm.ladder": [{"name": "other", "flags": ["--enforce-eager"]}]},
+        {"generate.max_empty": 0.5},
+        {"evaluate.tolerance": 0.2},
         {"engines.vllm.ready_seconds": 5},
         {"description": "another"},
         {"prompts.source": "/elsewhere/the-same.jsonl"},
