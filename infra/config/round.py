@@ -160,6 +160,13 @@ class TrainConfig(Strict):
     checkpoints_per_epoch: int = Field(
         default=1, ge=1, description="Checkpoints to resume from, an epoch.", json_schema_extra=KNOB
     )
+    silence_seconds: float = Field(
+        default=3600,
+        gt=0,
+        description="A trainer that tells of no step, validation or checkpoint for so long hangs: it is ended and goes "
+        "on from its last checkpoint, seconds.",
+        json_schema_extra=KNOB,
+    )
     devices: int = Field(default=1, ge=1, description="GPUs to train on (CPU rounds: 1); it decides what a step is.")
     compile: bool = Field(
         default=True,

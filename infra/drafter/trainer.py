@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +29,12 @@ from infra.store.samples import Sample
 REPOSITORY = Path(__file__).resolve().parents[2]
 POLL_SECONDS = 0.25
 STOP_SECONDS = 5.0
+START_SECONDS = 1800.0
+"""Imports, data and the first compilation may take so long before the first step, at least."""
 
 
 class TrainerKilled(TrainingError):
-    """A signal ended the trainer, most often the kernel's when memory runs out; another attempt goes on."""
+    """A signal ended the trainer, most often the kernel's when memory runs out, or it hung; another attempt goes on."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,8 @@ def train(
 
     Raises:
         DiskFull: the trainer found no room; the complete checkpoints are kept, and the next call goes on from them.
-        TrainerKilled: a signal ended the trainer or its guard; the next call goes on from the last whole checkpoint.
+        TrainerKilled: a signal ended the trainer or its guard, or it hung and was ended; the next call goes on from
+            the last whole checkpoint.
         TrainingError: the trainer failed, or ended without what was asked for.
         GateError: no loss, NaN, dropped samples, interrupted, or too few steps.
     """
@@ -262,10 +266,14 @@ def _run(
         grace_seconds=STOP_SECONDS,
     )
     with Guarded.start(spec, run_dir) as process:
-        status = None
+        status, heard, limit = None, time.monotonic(), max(job.config.silence_seconds, START_SECONDS)
         while status is None:
             status = process.wait(timeout=POLL_SECONDS)
+            if status is None and time.monotonic() - heard > limit:
+                process.stop(grace_seconds=0.0)
+                raise _hung(job, limit, history)
             if arrived := events.new():
+                heard, limit = time.monotonic(), job.config.silence_seconds
                 for event in arrived:
                     history.take(event)
                 progress = history.progress()
@@ -275,6 +283,16 @@ def _run(
                     on_short(history.short)
     if status != 0 or history.error is not None or history.finished_at is None:
         raise _failure(job, status, history)
+
+
+def _hung(job: TrainJob, silence: float, history: History) -> TrainerKilled:
+    made = max(history.steps, default=-1) + 1
+    return TrainerKilled(
+        f"the trainer hung and was ended: after {made} of {history.total or 'unknown'} steps it told of nothing for "
+        f"{silence:.0f} s",
+        fix=f"read {job.log}; the next attempt resumes; if a step or validation takes longer, raise "
+        "train.silence_seconds",
+    )
 
 
 def _failure(job: TrainJob, status: int, history: History) -> Exception:

@@ -17,7 +17,7 @@ from infra.config.target import Target, read_shape, target_revision
 from infra.drafter.acceptance import bootstrap
 from infra.drafter.checkpoint import perturbed, publishable, verify_draft
 from infra.drafter.progress import TrainProgress
-from infra.drafter.trainer import TrainJob, train
+from infra.drafter.trainer import TrainerKilled, TrainJob, train
 from infra.drafter.walk import walk
 from infra.drafter.walk_entry import draft_chains, load_draft
 from infra.errors import GateError, TrainingError
@@ -192,6 +192,26 @@ def test_goes_on_after_an_interrupt_and_after_kill_9(
     assert [step.loss for step in result.history] == [step.loss for step in calm.history]
     name = "model.safetensors"
     assert (result.checkpoint / name).read_bytes() == (calm.checkpoint / name).read_bytes(), "killed or not, one draft"
+
+
+def test_a_trainer_that_hangs_is_ended_and_the_next_attempt_goes_on(
+    tmp_path: Path, target: Target, data: tuple[str, list[Sample]]
+) -> None:
+    url, samples = data
+    run_dir = tmp_path / "run"
+    job = job_in(tmp_path / "work", target, url, silence_seconds=3.0)
+
+    def freeze(progress: TrainProgress) -> None:
+        for record in recorded(run_dir):
+            os.kill(record.child_pid, signal.SIGSTOP)
+
+    with pytest.raises(TrainerKilled, match=r"hung and was ended: after \d+ of \d+ steps it told of nothing for 3 s"):
+        train(job, samples, run_dir=run_dir, on_metrics=freeze)
+    assert recorded(run_dir) == []
+    result = train(
+        replace(job, config=job.config.model_copy(update={"silence_seconds": 600.0})), samples, run_dir=run_dir
+    )
+    assert result.steps > 0
 
 
 def test_states_of_other_tokens_stop_the_round(tmp_path: Path, target: Target, data: tuple[str, list[Sample]]) -> None:
