@@ -199,7 +199,7 @@ def test_a_trainer_that_hangs_is_ended_and_the_next_attempt_goes_on(
 ) -> None:
     url, samples = data
     run_dir = tmp_path / "run"
-    job = job_in(tmp_path / "work", target, url, silence_seconds=3.0)
+    job = job_in(tmp_path / "work", target, url, max_steps=6, silence_seconds=3.0)
 
     def freeze(progress: TrainProgress) -> None:
         for record in recorded(run_dir):
@@ -208,10 +208,8 @@ def test_a_trainer_that_hangs_is_ended_and_the_next_attempt_goes_on(
     with pytest.raises(TrainerKilled, match=r"hung and was ended: after \d+ of \d+ steps it told of nothing for 3 s"):
         train(job, samples, run_dir=run_dir, on_metrics=freeze)
     assert recorded(run_dir) == []
-    result = train(
-        replace(job, config=job.config.model_copy(update={"silence_seconds": 600.0})), samples, run_dir=run_dir
-    )
-    assert result.steps > 0
+    patient = replace(job, config=job.config.model_copy(update={"silence_seconds": 600.0}))
+    assert train(patient, samples, run_dir=run_dir).steps == 6
 
 
 def test_states_of_other_tokens_stop_the_round(tmp_path: Path, target: Target, data: tuple[str, list[Sample]]) -> None:
