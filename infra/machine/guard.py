@@ -39,6 +39,16 @@ class Identity(NamedTuple):
     """Creation time in clock ticks since boot."""
 
 
+class Place(NamedTuple):
+    """Where pids are given: of another place's nothing can be said, though the number may be in use here, too."""
+
+    host: str
+    boot: str
+    """The machine's present run, from its start to its restart; containers have their machine's."""
+    namespace: str
+    """The PID namespace: ``pid:[4026531836]``."""
+
+
 class Process(NamedTuple):
     """One line of the process table."""
 
@@ -58,6 +68,12 @@ def look_up(pid: int) -> Process | None:
         return None
     running = fields[0] not in (b"Z", b"X") or int(fields[17]) > 1
     return Process(Identity(pid, int(fields[19])), int(fields[1]), int(fields[3]), running)
+
+
+def this_place() -> Place:
+    """This process's own."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return Place(os.uname().nodename, boot, os.readlink("/proc/self/ns/pid"))
 
 
 def process_table() -> list[Process]:
@@ -195,7 +211,7 @@ class Guard:
             )
             os.close(log)
             record: dict[str, Any] = request["record"] | {
-                "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+                **this_place()._asdict(),
                 "guard": identity_of(os.getpid()),
                 "child": identity_of(self.child.pid),
                 "owner": self.owner,

@@ -1,6 +1,7 @@
 """File systems told apart, a full one recognised, and shared memory that was ours."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -99,8 +100,13 @@ def test_segments_of_a_dead_tree_are_leftovers_and_no_others(tmp_path: Path, bys
         other.replace(left.path)
     assert leftover_segments(run_dir) == [left]
     left.path.unlink()
+    [note] = run_dir.glob("*.shm.json")
+    other_hosts = json.dumps(json.loads(note.read_text()) | {"host": "another", "boot": "another"})
     forget_segments(run_dir)
     assert list(run_dir.glob("*.shm.json")) == []
+    note.write_text(other_hosts)
+    forget_segments(run_dir)
+    assert note.read_text() == other_hosts, "what another host has left is its own to forget"
     assert (SHARED_MEMORY / bystander).exists()
 
 
