@@ -29,6 +29,7 @@ MARK = "EAGLE3_GUARD_MARK"
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 OWNER_CHECK_SECONDS = 1.0
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 2.0
 
 
 class Identity(NamedTuple):
@@ -116,15 +117,17 @@ def send(identity: Identity, number: signal.Signals) -> None:
 def end_all(
     find: Callable[[], Collection[Identity]],
     deadline: Callable[[], float],
-    pause: Callable[[], None],
+    pause: Callable[[float], None],
     give_up: float = math.inf,
 ) -> Collection[Identity]:
     """Send TERM to all that ``find`` returns, KILL after the deadline, until it returns nothing.
 
-    Times are ``time.monotonic()`` seconds; ``deadline`` is asked again on each pass.
+    Times are ``time.monotonic()`` seconds; ``deadline`` is asked again on each pass. ``pause`` waits so many seconds,
+    or less when something happens; the pauses grow once KILL was sent, since who outlives that hangs in a driver.
     Returns who was left at ``give_up``.
     """
     asked: set[Identity] = set()
+    seconds = PAUSE_SECONDS
     while found := find():
         now = time.monotonic()
         if now >= give_up:
@@ -136,7 +139,9 @@ def end_all(
                 asked.add(identity)
                 send(identity, signal.SIGTERM)
                 send(identity, signal.SIGCONT)  # a stopped process meets its TERM only when it goes on
-        pause()
+        pause(min(seconds, give_up - now))
+        if now >= deadline():
+            seconds = min(2 * seconds, LONGEST_PAUSE_SECONDS)
     return []
 
 
@@ -189,7 +194,7 @@ class Guard:
         if self.status is not None and (left := self.tree()):
             self.note(f"the command has ended with status {self.status}; ending {len(left)} processes that it left")
         self.end_within(self.grace)
-        end_all(self.tree, lambda: self.deadline, lambda: self.listen(0.05))
+        end_all(self.tree, lambda: self.deadline, self.listen)
         self.pid_file.unlink(missing_ok=True)
         self.say(ended=True)
 
@@ -227,7 +232,7 @@ class Guard:
 
     def fail(self, reason: str) -> NoReturn:
         """Leave nothing, say why the command could not be started, and exit."""
-        end_all(self.tree, lambda: 0.0, lambda: self.listen(0.05))
+        end_all(self.tree, lambda: 0.0, self.listen)
         self.say(failed=reason)
         raise SystemExit(1)
 

@@ -149,7 +149,7 @@ class Saved:
             return [identity for identity in seen if guard.is_running(identity)]
 
         killing = time.monotonic() + grace_seconds
-        left = guard.end_all(find, lambda: killing, lambda: time.sleep(0.05), killing + KILL_SECONDS)
+        left = guard.end_all(find, lambda: killing, time.sleep, killing + KILL_SECONDS)
         if left:
             raise ProcessFailed(
                 f"{self.purpose}: processes {sorted(identity.pid for identity in left)} do not end, not even by KILL",

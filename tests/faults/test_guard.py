@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from infra.errors import ProcessFailed
+from infra.machine import guard
+from infra.machine.guard import Identity
 from infra.machine.processes import GUARD_LOST, Guarded, Spec, clean_environment, reap, recorded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -357,13 +359,32 @@ def test_a_killed_guard_is_noticed_and_stop_ends_the_tree(place: Place) -> None:
     guarded, tree = place.start_tree()
     os.kill(guarded.guard_pid, signal.SIGKILL)
     assert guarded.wait(PATIENCE) == GUARD_LOST
-    assert guarded.guard_lost
     all_end(tree[:1])  # the command goes with its guard
     assert all(map(running, tree[1:]))
     guarded.stop()
     assert not any(map(running, tree))
     assert running(bystander)
     assert recorded(place.run_dir) == []
+
+
+def test_who_outlives_kill_is_looked_at_ever_less_often() -> None:
+    """As a process that waits inside a driver, until the machine is restarted."""
+    hanging = Identity(0, 0)  # nobody's, so that no signal reaches anybody
+    now, pauses = 0.0, list[float]()
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        pauses.append(seconds)
+        now += seconds
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guard.time, "monotonic", lambda: now)
+        assert guard.end_all(lambda: [hanging], lambda: 1.0, pause, give_up=60.0) == [hanging]
+    before = [seconds for number, seconds in enumerate(pauses) if sum(pauses[:number]) < 1.0]
+    assert set(before) == {0.05}
+    assert max(pauses) == 2.0
+    assert len(pauses) - len(before) < 40, "it was 20 times a second"
+    assert sum(pauses) == pytest.approx(60.0)
 
 
 def test_reap_ends_what_a_killed_guard_and_a_killed_owner_left(place: Place) -> None:

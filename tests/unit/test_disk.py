@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from standin.small_disk import fill, small_disk
 
 from infra.errors import StoreError
-from infra.machine.disk import SHARED_MEMORY, file_system, file_systems, is_full
+from infra.machine.disk import SHARED_MEMORY, file_system, is_full
 from infra.machine.host import free_disk
 from infra.machine.processes import Guarded, Spec, clean_environment
 from infra.machine.segments import forget_segments, leftover_segments, note_segments
@@ -37,11 +37,11 @@ sys.stdin.read() if sys.argv[1:] else __import__("threading").Event().wait()
 def test_folders_on_one_file_system_are_told_from_others(tmp_path: Path) -> None:
     here, not_yet = tmp_path / "here", tmp_path / "a" / "b"
     here.mkdir()
-    found = file_systems([here, not_yet, SHARED_MEMORY])
-    assert found[here] == found[not_yet]
-    assert found[here].device != found[SHARED_MEMORY].device
-    assert found[SHARED_MEMORY].mount == SHARED_MEMORY
-    assert abs(found[SHARED_MEMORY].free - free_disk(SHARED_MEMORY)) < found[SHARED_MEMORY].total / 10
+    found, shared = file_system(here), file_system(SHARED_MEMORY)
+    assert file_system(not_yet).device == found.device != shared.device
+    assert file_system(not_yet).mount == found.mount
+    assert shared.mount == SHARED_MEMORY
+    assert abs(shared.free - free_disk(SHARED_MEMORY)) < shared.total / 10
 
 
 def test_a_small_disk_has_its_own_room(tmp_path: Path) -> None:

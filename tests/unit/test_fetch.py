@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from infra.config.round import TargetConfig
 from infra.engines.fetch import fetch_target, is_complete
@@ -109,6 +110,16 @@ fetch_target(TargetConfig(name="Tiny", source="hf://org/model@main"), Path(sys.a
     environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hub"), "NO_PROXY": "*"}
     done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
     assert "MissingTarget: org/model@main could not be downloaded" in done.stderr
+    assert_nothing_left(tmp_path / "models")
+
+
+def test_an_error_without_words_is_told_by_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise LocalEntryNotFoundError("")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(MissingTarget, match=r"could not be downloaded: LocalEntryNotFoundError\."):
+        fetch_target(target("hf://org/model@main"), tmp_path / "models", tmp_path / "cache")
     assert_nothing_left(tmp_path / "models")
 
 
