@@ -115,7 +115,7 @@ def _space(settings: Settings) -> Iterator[Check]:
     else:
         yield Check("store", "note", settings.store)
     for name, folder in folders.items():
-        yield _room(f"disk: {name}", folder, free_disk(_existing(folder)), LEAST_DISK)
+        yield _room(f"disk: {name}", folder, free_disk(folder), LEAST_DISK)
     yield _room("shared memory", Path("/dev/shm"), free_disk(Path("/dev/shm")), LEAST_SHM)
 
 
@@ -191,8 +191,3 @@ def _leftovers(settings: Settings) -> Iterator[Check]:
         f"{size(held)} of earlier runs in {settings.scratch_dir}" if held else "empty or in use",
         "they are taken up by the next run of the same round, or delete the folder" if held else "",
     )
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
-    return next(item for item in (folder, *folder.parents) if item.exists())

@@ -77,7 +77,8 @@ class GpuConfig(Strict):
     end_same_user: bool = Field(
         default=False,
         description="End the same user's other processes, with their process groups, on GPUs that the round lacks; "
-        "for root these are all of root's, services too.",
+        "for root these are all of root's, services too. Nobody is ended from within a container: the driver's process "
+        "ids may be others' there.",
     )
     wait_seconds: float = Field(
         default=120.0, ge=0, description="Longest wait for memory that nobody uses to be really free, seconds."

@@ -15,6 +15,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from infra.config.version import dotted, read_version
 from infra.drafter.checkpoint import WEIGHTS, read_config, write_draft
 from infra.errors import ConfigError, TrainingError
 
@@ -56,6 +57,9 @@ def inexpressible(config: Mapping[str, Any], version: str) -> str:
     Args:
         config: config.json of a draft in speculators' format, or the part of it that is known before training.
         version: SGLang's version, e.g. "0.5.23".
+
+    Raises:
+        ConfigError: what it says depends on the version, which cannot be read.
     """
     layer = config.get("transformer_layer_config", {})
     width = layer.get("hidden_size")
@@ -63,8 +67,8 @@ def inexpressible(config: Mapping[str, Any], version: str) -> str:
         "norm_before_residual (SGLang keeps the residual as it was before the norm)": config.get(
             "norm_before_residual", False
         ),
-        f"norm_before_fc (known from SGLang {_dotted(NORM_BEFORE_FC_SINCE)} on)": config.get("norm_before_fc", False)
-        and _numbers(version) < NORM_BEFORE_FC_SINCE,
+        f"norm_before_fc (known from SGLang {dotted(NORM_BEFORE_FC_SINCE)} on)": config.get("norm_before_fc", False)
+        and read_version(version) < NORM_BEFORE_FC_SINCE,
         "fc_norm (no name of its tensors is known here)": config.get("fc_norm", False),
         "embed_requires_grad (SGLang puts the target's embedding in the draft's place)": config.get(
             "embed_requires_grad", False
@@ -171,11 +175,3 @@ def _json(fields: Mapping[str, Any]) -> str:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))

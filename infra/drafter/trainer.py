@@ -22,6 +22,7 @@ from infra.drafter.vocabulary import choose_vocabulary, token_frequencies
 from infra.errors import DiskFull, GateError, TrainingError
 from infra.machine.gpu_choice import device_environment
 from infra.machine.host import cpu_count
+from infra.machine.logtail import last_lines
 from infra.machine.processes import Guarded, Spec, clean_environment
 from infra.store.objects import store_environment
 from infra.store.samples import Sample
@@ -308,7 +309,7 @@ def _failure(job: TrainJob, status: int, history: History) -> Exception:
     if status in (0, INTERRUPTED, -15):
         where = f"interrupted after {made} of {history.total or 'unknown'} steps"
         return GateError("training", where, expected="all steps", fix="start the round again; it goes on")
-    said = f"{kind}: {message}" if kind else _tail(job.log)
+    said = f"{kind}: {message}" if kind else last_lines(job.log, 15) or "its log is empty"
     what = f"the trainer ended with status {status} after {made} steps: {said}"
     return (TrainerKilled if status < 0 else TrainingError)(what, fix=f"read {job.log}; the next attempt resumes")
 
@@ -347,7 +348,3 @@ def _result(
         resumed_at=history.resumed_at,
         reused=reused,
     )
-
-
-def _tail(log: Path, lines: int = 15) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.is_file() else "no log"

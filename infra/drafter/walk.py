@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from infra.drafter.acceptance import Acceptance, pooled
 from infra.errors import TrainingError
+from infra.machine.logtail import last_lines
 from infra.machine.processes import Guarded, Spec, clean_environment, forward_environment
 from infra.store.objects import store_environment
 from infra.store.samples import Sample
-
-POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ def walk(
     with Guarded.start(spec, run_dir) as process:
         status = process.wait(timeout=timeout)
     if status != 0:
-        tail = "\n".join(spec.log.read_text(errors="replace").splitlines()[-15:]) if spec.log.exists() else "no log"
+        tail = last_lines(spec.log, 15) or "its log is empty"
         found = "took too long" if status is None else f"ended with status {status}"
         raise TrainingError(f"walking the chain {found}: {tail}", fix=f"read {spec.log}")
     ids = {sample.row: sample.sample_id for sample in samples}

@@ -212,13 +212,13 @@ class Client:
             raise EngineError("the client is closed")
         try:
             yield
-        except httpx.TimeoutException as error:
+        except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
             raise EngineSilent(f"{path} was silent for longer than its time limit") from error
         except httpx.HTTPError as error:
             if self._closed.is_set():
                 raise EngineError("the client was closed during the request") from error
             raise _Unreachable(
-                f"{path} cannot be reached: {error or type(error).__name__}", fix="read the engine's log"
+                f"{path} cannot be reached: {str(error) or type(error).__name__}", fix="read the engine's log"
             ) from error
 
     @property

@@ -43,11 +43,6 @@ class SpecCounters:
         """Tokens a target step emits, the bonus token included; 1.0 when nothing was drafted."""
         return 1.0 + self.accepted / self.drafts if self.drafts else 1.0
 
-    @property
-    def acceptance_by_position(self) -> tuple[float, ...]:
-        """Share of drafts accepted up to and including each position."""
-        return tuple(count / self.drafts if self.drafts else 0.0 for count in self.accepted_per_position)
-
 
 _NUMBER = r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)"
 _COUNTER = re.compile(rf"^vllm:spec_decode_num_(\w+?)_total\{{([^}}]*)\}}\s+{_NUMBER}\s*$", re.MULTILINE)

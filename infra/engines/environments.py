@@ -65,10 +65,10 @@ def default_cache() -> Path:
 
 
 def environment_folder(name: str, cache_dir: Path, locks: Path = LOCKS) -> Path:
-    """Where the environment lies or would lie; ``EAGLE3_ENV_<NAME>`` comes first."""
+    """Where the environment lies or would lie, absolute: engines run elsewhere. ``EAGLE3_ENV_<NAME>`` comes first."""
     instead = os.environ.get(_override(name))
     if instead:
-        return Path(instead)
+        return Path(instead).absolute()
     return cache_dir / "envs" / f"{name}-{environment_key(describe(name, locks), locks)}"
 
 

@@ -1,16 +1,18 @@
 """What can be said of a hung server before it is ended: a file beside its log."""
 
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import psutil
 
-from infra.engines.logtail import last_lines
 from infra.engines.stall import tree
+from infra.machine.logtail import last_lines
 from infra.machine.scrub import shown
 
 LOG_LINES = 80
@@ -31,11 +33,14 @@ def gather(root: int, log: Path, why: str) -> Path:
         why: what was noticed.
 
     Returns:
-        ``<log>.evidence.txt``.
+        ``<log>.evidence.txt``, which only its owner may read.
+
+    Raises:
+        OSError: it could not be written whole.
     """
     path = log.with_suffix(".evidence.txt")
     processes = tree(root)
-    with path.open("a") as file:
+    with open(path, "a", opener=partial(os.open, mode=0o600)) as file:
         for title, text in _chapters(processes, log, why):
             file.write(f"== {title}\n{text.rstrip()}\n\n")
             file.flush()

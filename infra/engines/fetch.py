@@ -242,8 +242,9 @@ def _snapshot(repository: str, revision: str, code: bool, folder: Path, say: Say
         _check_room(repository, cast("list[DryRunFileInfo]", get(dry_run=True)), folder)
         get()
     except (DryRunError, HfHubHTTPError, LocalEntryNotFoundError, httpx2.HTTPError) as error:
+        said = str(error).strip() or type(error).__name__
         raise MissingTarget(
-            f"{repository}@{revision} could not be downloaded: {str(error).splitlines()[0]}",
+            f"{repository}@{revision} could not be downloaded: {said.splitlines()[0]}",
             expected="a repository and revision that the model hub has, and a way to reach it",
             fix="check the name, HF_TOKEN (for closed models) and HF_ENDPOINT or HTTPS_PROXY, then fetch again",
         ) from error

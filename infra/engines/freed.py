@@ -1,25 +1,36 @@
 """Waiting until an ended server's memory is really free: a killed process can go on holding a GPU's for a while."""
 
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from infra.machine.gpu import gpus
+from infra.machine.gpu_choice import VISIBLE
 
 POLL_SECONDS = 0.5
 SLACK_BYTES = 512 << 20
 """What may stay in use: other programs' allocations come and go."""
 
 
-def gpu_memory() -> dict[int, int]:
-    """Bytes in use by GPU; empty without a driver."""
-    return {gpu.index: gpu.memory_used for gpu in gpus().gpus if gpu.memory_used is not None}
+def gpu_memory(devices: Sequence[str] = ()) -> dict[int, int]:
+    """Bytes in use by GPU; empty without a driver.
+
+    Args:
+        devices: which GPUs, as CUDA_VISIBLE_DEVICES names them; empty for those that this process sees.
+    """
+    names = set(devices or filter(None, map(str.strip, os.environ.get(VISIBLE, "").split(","))))
+    return {
+        gpu.index: gpu.memory_used
+        for gpu in gpus().gpus
+        if gpu.memory_used is not None and (not names or names & {str(gpu.index), gpu.uuid})
+    }
 
 
 def wait_freed(before: Mapping[int, int], seconds: float) -> str | None:
     """Wait until no GPU holds more than it did ``before`` a server was launched.
 
     Args:
-        before: what :func:`gpu_memory` gave then.
+        before: what :func:`gpu_memory` gave then, of the server's own GPUs; empty (on the CPU): nothing is waited for.
         seconds: longest wait.
 
     Returns:
@@ -34,6 +45,6 @@ def wait_freed(before: Mapping[int, int], seconds: float) -> str | None:
 
 
 def _held(before: Mapping[int, int]) -> dict[int, int]:
-    now = gpu_memory()
+    now = {gpu.index: gpu.memory_used or 0 for gpu in gpus().gpus} if before else {}
     grown = {index: now.get(index, 0) - used for index, used in before.items()}
     return {index: more for index, more in grown.items() if more > SLACK_BYTES}

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from infra.errors import EngineError
-
-Version = tuple[int, int, int]
+from infra.config.version import Version, dotted, read_version
+from infra.errors import ConfigError, EngineError
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,10 @@ def find_rule(engine: str, version: str, family: str) -> Rule:
     Raises:
         EngineError: there is none, or the version cannot be read.
     """
-    number = read_version(version)
+    try:
+        number = read_version(version)
+    except ConfigError as error:
+        raise EngineError(error.what, expected=error.expected) from error
     of_family = [rule for rule in RULES if rule.engine == engine and family in rule.families]
     for rule in of_family:
         if rule.since <= number <= rule.until:
@@ -201,24 +203,7 @@ def find_rule(engine: str, version: str, family: str) -> Rule:
     )
 
 
-def read_version(version: str) -> Version:
-    """(major, minor, patch) of a version such as "0.5.12.post1"; what follows the patch level is not compared.
-
-    Raises:
-        EngineError: it does not begin with three numbers.
-    """
-    parts = version.split(".")
-    if len(parts) < 3 or not all(part.isdigit() for part in parts[:3]):
-        raise EngineError(f"the engine version {version!r} cannot be read", expected="a version like 0.32.0")
-    return int(parts[0]), int(parts[1]), int(parts[2])
-
-
 def _taps(rule: Rule, ids: Sequence[int], layers: int) -> tuple[int, ...]:
     unless = rule.unless
     offset = unless.offset if unless is not None and unless.covers(ids, layers) else rule.offset
     return tuple(number - offset for number in ids)
-
-
-def dotted(version: Version) -> str:
-    """A version as people write it, e.g. 0.5.23; an open patch level is left out."""
-    return ".".join(str(part) for part in version if part != 999)

@@ -79,7 +79,8 @@ def run_ordered(
     """Each item with what ``work`` gave for it, in the order of ``items``; an exception of ``work`` is raised here.
 
     At most ``window`` items are started and not yet handed back, finished ones included, so memory stays bounded also
-    when one item takes long. Closing the iterator ends it as for :func:`run_pool`.
+    when one item takes long. When the iterator is closed no further item is started; what is inside ``work`` goes on,
+    and the program does not end before it: unlike those of :func:`run_pool` these threads are no daemons.
 
     Args:
         items: what to work on; read in the caller's thread.

@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 
 from infra.config.settings import Settings
 from infra.config.target import Target
-from infra.engines.logtail import last_lines
 from infra.errors import EngineError
 from infra.machine.gpu_choice import VISIBLE, device_environment
+from infra.machine.logtail import last_lines
 from infra.machine.processes import Guarded, Spec, clean_environment, forward_environment
 
 ReferenceMode = Literal["auto", "whole", "streamed"]

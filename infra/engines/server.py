@@ -7,7 +7,7 @@ is tried. While it serves, :class:`infra.engines.watch.Watch` looks after it.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -21,13 +21,13 @@ from infra.engines.causes import port_was_taken
 from infra.engines.evidence import gather
 from infra.engines.freed import gpu_memory, wait_freed
 from infra.engines.launch import Engine, LaunchRequest
-from infra.engines.logtail import LogTail, last_lines
 from infra.engines.notice import Notice, OnNotice, What
 from infra.engines.rung_memory import RungMemory
 from infra.engines.stall import Movement, vitals
 from infra.errors import EngineError
 from infra.machine.gpu_choice import device_environment
 from infra.machine.host import free_port
+from infra.machine.logtail import LogTail, last_lines
 from infra.machine.processes import Guarded, Spec, clean_environment
 
 POLL_SECONDS = 0.2
@@ -88,7 +88,7 @@ class Server:
         self._process: Guarded | None = None
         # Plain HTTP to the loopback address: no proxies from the environment, no certificates to load.
         self._http = httpx.Client(timeout=5, trust_env=False, verify=False)
-        self._gpu_before = gpu_memory() if request.config.device == "cuda" else {}
+        self._gpu_before = gpu_memory(request.devices) if request.config.device == "cuda" else {}
         self._launch_rung()
 
     @property
@@ -124,7 +124,8 @@ class Server:
         while (failure := self._wait_rung(say)) is not None:
             if failure.hung:
                 notify("hang", f"{self.purpose}: rung {self.rung} {failure.reason}")
-            self._end()
+            if (held := self._end()) is not None:
+                failure = replace(failure, reason=f"{failure.reason}; {held} than before it was launched")
             self._go_on(failure, notify)
         self.state = "ready"
         self._check_version()
@@ -167,28 +168,38 @@ class Server:
         return answer.text if answer.status_code == 200 else None
 
     def end_hung(self, why: str) -> str:
-        """Take evidence of a server that hangs and end it whole; returns ``why`` with the evidence's path.
+        """Take evidence of a server that hangs and end it whole, whatever comes of the evidence.
 
+        Returns ``why`` with the evidence's path, or with what kept it from being written (a full disk, say).
         May be called from another thread than the one that waits for the server.
         """
         process = self._process
         if process is None:
             return why
-        found = gather(process.guard_pid, self.log, why)
-        self.hang = f"{why}; evidence: {found}"
-        process.stop(grace_seconds=0.0)
+        try:
+            self.hang = f"{why}; evidence: {gather(process.guard_pid, self.log, why)}"
+        except OSError as error:
+            self.hang = f"{why}; no evidence: {error}"
+        finally:
+            process.stop(grace_seconds=0.0)
         return self.hang
 
     def stop(self) -> None:
-        """End the whole process tree, for good; harmless when it has ended."""
+        """End the whole process tree, for good; harmless when it has ended.
+
+        Returns when its GPUs' memory is free, too, so that whoever comes next finds it; after 120 s in any case.
+        """
         self._end()
         self._http.close()
 
-    def _end(self) -> None:
+    def _end(self) -> str | None:
+        """End the process tree and wait for its memory; what is held all the same, None when nothing is."""
         self.state = "stopped"
-        if self._process is not None:
-            self._process.stop(grace_seconds=STOP_GRACE_SECONDS)
-            self._process = None
+        if self._process is None:
+            return None
+        self._process.stop(grace_seconds=STOP_GRACE_SECONDS)
+        self._process = None
+        return wait_freed(self._gpu_before, FREED_SECONDS)
 
     def __enter__(self) -> Self:
         return self
@@ -270,8 +281,6 @@ class Server:
             self._launch_rung()
             return
         name, reason, log = self.rung, failure.reason, self.log
-        if (held := wait_freed(self._gpu_before, FREED_SECONDS)) is not None:
-            reason += f"; {held} than before it was launched"
         self._failed.append((name, reason))
         if len(self._failed) == len(self._order):
             self._failed_for_good(log, failure.hung)

@@ -6,12 +6,14 @@ Flags and pages read in 0.5.14, 0.5.17 and 0.5.23; run with 0.5.23 on a CPU.
 import json
 import re
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 
 from infra.config.round import RungConfig
 from infra.config.settings import Settings
+from infra.config.version import dotted, read_version
 from infra.engines.causes import explain, phase, words_of
 from infra.engines.dialect import Dialect
 from infra.engines.dialect_sglang import SglangDialect
@@ -19,7 +21,7 @@ from infra.engines.environments import environment_python
 from infra.engines.launch import MLA_FAMILIES, Launch, LaunchRequest, installed_version
 from infra.engines.layer_ids import engine_layer_ids
 from infra.engines.sglang_capture import LAYER_IDS, PLUGIN, STAGING
-from infra.errors import EngineError
+from infra.errors import ConfigError, EngineError
 from infra.machine.host import cpu_count
 
 SINCE, UNTIL = (0, 5, 14), (0, 5, 23)
@@ -59,15 +61,14 @@ class Sglang:
     def version(self, device: str, settings: Settings) -> str:
         """Version in the environment's metadata; see :class:`~infra.engines.launch.Engine`."""
         version = installed_version(_python(device, settings), "sglang", f"sglang-{device}")
-        numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-        if numbers is None or not SINCE <= tuple(map(int, numbers.groups())) <= UNTIL:
-            first, last = (".".join(map(str, end)) for end in (SINCE, UNTIL))
-            raise EngineError(
-                f"SGLang {version} is not known to this project",
-                expected=f"SGLang {first} to {last}, which flags, pages and capture plugin were read for",
-                fix=f"install one of them, e.g. by eagle3 engines install sglang-{device}",
-            )
-        return version
+        with suppress(ConfigError):
+            if SINCE <= read_version(version) <= UNTIL:
+                return version
+        raise EngineError(
+            f"SGLang {version} is not known to this project",
+            expected=f"SGLang {dotted(SINCE)} to {dotted(UNTIL)}, which flags, pages and capture plugin were read for",
+            fix=f"install one of them, e.g. by eagle3 engines install sglang-{device}",
+        )
 
     def launch(self, request: LaunchRequest, rung: RungConfig, port: int, settings: Settings) -> Launch:
         """Command line and environment; the rung's own flags come last, so that they win."""

@@ -2,7 +2,6 @@
 
 import errno
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,18 +44,6 @@ def file_system(path: Path) -> FileSystem:
     while mount.parent != mount and mount.parent.stat().st_dev == device:
         mount = mount.parent
     return FileSystem(device, mount, stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize)
-
-
-def file_systems(paths: Iterable[Path]) -> dict[Path, FileSystem]:
-    """The file system of each folder, each looked at once."""
-    found: dict[int, FileSystem] = {}
-    result = {}
-    for path in paths:
-        device = existing(path).stat().st_dev
-        if device not in found:
-            found[device] = file_system(path)
-        result[path] = found[device]
-    return result
 
 
 def is_full(error: BaseException | None) -> bool:

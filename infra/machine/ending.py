@@ -10,36 +10,35 @@ from infra.machine.guard import Identity, Process
 from infra.machine.records import KILL_SECONDS
 
 
-def end_family(pid: int, spared: Collection[int], grace_seconds: float) -> tuple[int, ...]:
+def end_family(first: Identity, spared: Collection[int], grace_seconds: float) -> tuple[int, ...]:
     """End a process, what descends from it and its process group: TERM, then KILL after the grace time.
 
     Only processes of the same user are ended, never this one or its ancestors, and never one of ``spared``. A group in
     which one of these is, is left alone but for the process and its descendants.
 
     Returns:
-        Pids that were ended or asked to; empty when the process may not be ended or is gone.
+        Pids that were ended or asked to; empty when the process may not be ended, is gone, or its pid is another's now.
     """
     seen: set[Identity] = set()
 
     def find() -> list[Identity]:
         # One that was seen stays in view: it may lose its parents on the way.
-        seen.update(_family(pid, {*spared, *_ancestry()}))
+        seen.update(_family(first, {*spared, *_ancestry()}))
         return [identity for identity in seen if guard.is_running(identity)]
 
     killing = time.monotonic() + grace_seconds
-    guard.end_all(find, lambda: killing, lambda: time.sleep(0.05), killing + KILL_SECONDS)
+    guard.end_all(find, lambda: killing, time.sleep, killing + KILL_SECONDS)
     return tuple(sorted(identity.pid for identity in seen))
 
 
-def _family(pid: int, forbidden: set[int]) -> set[Identity]:
+def _family(first: Identity, forbidden: set[int]) -> set[Identity]:
     table = guard.process_table()
-    first = next((process for process in table if process.identity.pid == pid), None)
-    if first is None or not first.running:
+    if not any(process.identity == first and process.running for process in table):
         return set()
-    family = {first.identity, *guard.below(pid, table)}
+    family = {first, *guard.below(first.pid, table)}
     if any(identity.pid in forbidden for identity in family):
         return set()
-    group = _group(pid)
+    group = _group(first.pid)
     members = {process.identity for process in table if group is not None and _group(process.identity.pid) == group}
     if not any(identity.pid in forbidden for identity in members):
         family |= members

@@ -9,6 +9,7 @@ from typing import Literal
 
 from infra.machine import guard
 from infra.machine.gpu import Gpu
+from infra.machine.guard import Identity
 from infra.machine.records import Record, membership
 
 Whose = Literal["leftover", "ours", "same user", "others", "gone"]
@@ -21,7 +22,8 @@ _FIRST_NAMESPACE = "pid:[4026531836]"
 class Holder:
     """A process that the driver names as one that holds memory of a GPU."""
 
-    pid: int
+    identity: Identity
+    """Its creation time is 0 when no process has the pid."""
     memory: int | None
     """Bytes."""
     whose: Whose
@@ -29,6 +31,11 @@ class Holder:
     or is defunct, and the memory is held nevertheless."""
     what: str
     """For people: its purpose or command, and its user."""
+
+    @property
+    def pid(self) -> int:
+        """Its pid."""
+        return self.identity.pid
 
     @property
     def lives(self) -> bool:
@@ -60,14 +67,16 @@ def whole_table_visible() -> bool:
 
 def _holder(pid: int, memory: int | None, record: Record | None) -> Holder:
     process = guard.look_up(pid)
-    if process is None or not process.running:
-        return Holder(pid, memory, "gone", "defunct" if process is not None else "ended")
+    if process is None:
+        return Holder(Identity(pid, 0), memory, "gone", "ended")
+    if not process.running:
+        return Holder(process.identity, memory, "gone", "defunct")
     if record is not None:
         whose: Whose = "ours" if record.owner_alive else "leftover"
-        return Holder(pid, memory, whose, record.purpose)
+        return Holder(process.identity, memory, whose, record.purpose)
     uid = _uid(pid)
     whose = "same user" if uid == os.getuid() else "others"
-    return Holder(pid, memory, whose, f"{_user(uid)}: {_command(pid)}")
+    return Holder(process.identity, memory, whose, f"{_user(uid)}: {_command(pid)}")
 
 
 def _uid(pid: int) -> int | None:

@@ -1,7 +1,8 @@
 """Getting GPUs free for a round: what the policy allows, in its order, and no more than the round lacks."""
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,7 @@ from infra.machine.gpu_holders import holders, recorded_processes, whole_table_v
 from infra.machine.gpu_reset import refusal, reset, together_with
 from infra.machine.gpu_verdict import Finding, judge
 from infra.machine.records import Reaped, reap
-from infra.machine.xid import Xid, fatal_xids
+from infra.machine.xid import KERNEL_LOG, fatal_xids
 
 Say = Callable[[str], None]
 Action = Literal["ended", "not-ended", "waited", "reset", "reset-failed", "reset-refused", "quarantined", "shared"]
@@ -56,28 +57,37 @@ class View:
         allowed: numbers of the GPUs that this process may use; None for all.
         alone: nothing outside this container uses its GPUs (``EAGLE3_GPUS_ALONE``).
         share: part of a GPU's memory that must be free.
+        whole: every process of this machine can be seen, so that the driver's pids are those of this process.
+        kernel_log: where the driver's Xids are.
     """
 
     run_dir: Path
     allowed: frozenset[int] | None = None
     alone: bool = False
     share: float = 0.9
+    whole: bool = field(default_factory=whole_table_visible)
+    kernel_log: Path = KERNEL_LOG
 
     @property
     def all_visible(self) -> bool:
         """Whether a process that cannot be seen is none."""
-        return self.alone or whole_table_visible()
+        return self.alone or self.whole
 
-    def look(self, forgiven: Sequence[Xid] = ()) -> tuple[Finding, ...]:
-        """Every GPU as it is now; ``forgiven`` are Xids from before a reset."""
-        records, visible = recorded_processes(self.run_dir), self.all_visible
-        known = {(xid.bus, xid.code): xid.age for xid in forgiven}
-        xids = [xid for xid in fatal_xids() if xid.age < known.get((xid.bus, xid.code), xid.age + 1)]
-        return tuple(
-            judge(gpu, holders(gpu, records), self.share, xids, visible)
-            for gpu in gpus().gpus
-            if self.allowed is None or gpu.index in self.allowed
-        )
+    def look(self, resets: Mapping[int, float] | None = None) -> tuple[Finding, ...]:
+        """Every GPU as it is now.
+
+        Args:
+            resets: when GPUs were reset, ``time.monotonic()`` by number: their Xids from before are over.
+        """
+        records, resets = recorded_processes(self.run_dir), resets or {}
+        now, xids = time.monotonic(), fatal_xids(self.kernel_log)
+        found = []
+        for gpu in gpus().gpus:
+            if self.allowed is None or gpu.index in self.allowed:
+                since_reset = now - resets.get(gpu.index, -math.inf)
+                recent = [xid for xid in xids if xid.age < since_reset]
+                found.append(judge(gpu, holders(gpu, records), self.share, recent, self.all_visible))
+        return tuple(found)
 
 
 @dataclass
@@ -92,7 +102,7 @@ class Clearing:
     count: int
     say: Say
     acts: list[Act] = field(default_factory=list)
-    _forgiven: tuple[Xid, ...] = ()
+    _resets: dict[int, float] = field(default_factory=dict)
     _in_vain: set[int] = field(default_factory=set)
     """GPUs that were waited for already, without anything having been ended there since."""
 
@@ -106,7 +116,7 @@ class Clearing:
         return self._decide(found)
 
     def _look(self) -> tuple[Finding, ...]:
-        return self.view.look(self._forgiven)
+        return self.view.look(self._resets)
 
     def _enough(self, found: Sequence[Finding]) -> bool:
         fit = sum(finding.fit for finding in found)
@@ -130,7 +140,13 @@ class Clearing:
         return self._settle(ended=True) if ended else found
 
     def _end_same_user(self, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
-        if not (self.policy.end_same_user and self.view.all_visible):
+        if not self.policy.end_same_user:
+            return found
+        if not self.view.whole:
+            # In a container the driver's pids are those of the machine: here they are other processes', or nobody's.
+            if held := [finding for finding in found if finding.needs("end")]:
+                why = "which processes these are cannot be told from a container"
+                self._act("not-ended", held, f"ended nobody on {_names(held)}: {why}")
             return found
         spared = recorded_processes(self.view.run_dir).keys()
         acted: set[int] = set()
@@ -141,7 +157,7 @@ class Clearing:
             if not finding.needs("end") or any(holder.whose != "same user" for holder in finding.living):
                 continue
             for holder in finding.living:
-                if ended := end_family(holder.pid, spared, GRACE_SECONDS):
+                if ended := end_family(holder.identity, spared, GRACE_SECONDS):
                     acted.add(finding.gpu.index)
                     text = f"ended {holder} and its process group (pids {', '.join(map(str, ended))})"
                     self._act("ended", [finding], text + _on([finding]))
@@ -209,13 +225,14 @@ class Clearing:
         if why_not:
             self._act("reset-refused", group, f"did not reset {_names(group)}: {why_not}")
             return
-        self._forgiven = fatal_xids()
         self.say(f"resetting {_names(group)}")
+        begin = time.monotonic()
         if said := reset([finding.gpu for finding in group]):
             self._act("reset-failed", group, f"the reset of {_names(group)} failed: {said}")
             return
-        begin = time.monotonic()
         numbers = {finding.gpu.index for finding in group}
+        self._resets |= dict.fromkeys(numbers, begin)
+        begin = time.monotonic()
         while bad := [item for item in self._look() if item.gpu.index in numbers and not item.fit]:
             if time.monotonic() - begin >= self.policy.wait_seconds:
                 self._act("reset-failed", bad, f"the reset did not help: {'; '.join(map(str, bad))}")

@@ -29,6 +29,7 @@ MARK = "EAGLE3_GUARD_MARK"
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 OWNER_CHECK_SECONDS = 1.0
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 2.0
 
 
 class Identity(NamedTuple):
@@ -37,6 +38,16 @@ class Identity(NamedTuple):
     pid: int
     start: int
     """Creation time in clock ticks since boot."""
+
+
+class Place(NamedTuple):
+    """Where pids are given: of another place's nothing can be said, though the number may be in use here, too."""
+
+    host: str
+    boot: str
+    """The machine's present run, from its start to its restart; containers have their machine's."""
+    namespace: str
+    """The PID namespace: ``pid:[4026531836]``."""
 
 
 class Process(NamedTuple):
@@ -58,6 +69,12 @@ def look_up(pid: int) -> Process | None:
         return None
     running = fields[0] not in (b"Z", b"X") or int(fields[17]) > 1
     return Process(Identity(pid, int(fields[19])), int(fields[1]), int(fields[3]), running)
+
+
+def this_place() -> Place:
+    """This process's own."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return Place(os.uname().nodename, boot, os.readlink("/proc/self/ns/pid"))
 
 
 def process_table() -> list[Process]:
@@ -100,15 +117,17 @@ def send(identity: Identity, number: signal.Signals) -> None:
 def end_all(
     find: Callable[[], Collection[Identity]],
     deadline: Callable[[], float],
-    pause: Callable[[], None],
+    pause: Callable[[float], None],
     give_up: float = math.inf,
 ) -> Collection[Identity]:
     """Send TERM to all that ``find`` returns, KILL after the deadline, until it returns nothing.
 
-    Times are ``time.monotonic()`` seconds; ``deadline`` is asked again on each pass.
+    Times are ``time.monotonic()`` seconds; ``deadline`` is asked again on each pass. ``pause`` waits so many seconds,
+    or less when something happens; the pauses grow once KILL was sent, since who outlives that hangs in a driver.
     Returns who was left at ``give_up``.
     """
     asked: set[Identity] = set()
+    seconds = PAUSE_SECONDS
     while found := find():
         now = time.monotonic()
         if now >= give_up:
@@ -120,7 +139,9 @@ def end_all(
                 asked.add(identity)
                 send(identity, signal.SIGTERM)
                 send(identity, signal.SIGCONT)  # a stopped process meets its TERM only when it goes on
-        pause()
+        pause(min(seconds, give_up - now))
+        if now >= deadline():
+            seconds = min(2 * seconds, LONGEST_PAUSE_SECONDS)
     return []
 
 
@@ -173,7 +194,7 @@ class Guard:
         if self.status is not None and (left := self.tree()):
             self.note(f"the command has ended with status {self.status}; ending {len(left)} processes that it left")
         self.end_within(self.grace)
-        end_all(self.tree, lambda: self.deadline, lambda: self.listen(0.05))
+        end_all(self.tree, lambda: self.deadline, self.listen)
         self.pid_file.unlink(missing_ok=True)
         self.say(ended=True)
 
@@ -195,7 +216,7 @@ class Guard:
             )
             os.close(log)
             record: dict[str, Any] = request["record"] | {
-                "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+                **this_place()._asdict(),
                 "guard": identity_of(os.getpid()),
                 "child": identity_of(self.child.pid),
                 "owner": self.owner,
@@ -211,7 +232,7 @@ class Guard:
 
     def fail(self, reason: str) -> NoReturn:
         """Leave nothing, say why the command could not be started, and exit."""
-        end_all(self.tree, lambda: 0.0, lambda: self.listen(0.05))
+        end_all(self.tree, lambda: 0.0, self.listen)
         self.say(failed=reason)
         raise SystemExit(1)
 

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import psutil
 
+from infra.machine.disk import existing
+
 _CGROUPS = Path("/sys/fs/cgroup")
 _LOOPBACK = "127.0.0.1"
 
 
 def free_disk(path: Path) -> int:
     """Bytes that this user may still write on the disk that holds ``path``, which need not exist yet."""
-    place = path.absolute()
-    while not place.exists():
-        place = place.parent
-    stats = os.statvfs(place)
+    stats = os.statvfs(existing(path))
     return stats.f_bavail * stats.f_frsize
 
 

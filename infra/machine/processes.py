@@ -131,15 +131,11 @@ class Guarded:
         """The guard's pid."""
         return self._process.pid
 
-    @property
-    def guard_lost(self) -> bool:
-        """Whether the guard was killed before its work was done; :meth:`stop` then ends what is left."""
-        return self._over.is_set() and not self._clean
-
     def poll(self) -> int | None:
         """The command's exit status (negative: the signal that ended it), None while it runs.
 
-        When the guard was killed the command's own status is unknown, and :data:`GUARD_LOST` is returned.
+        When the guard was killed the command's own status is unknown, and :data:`GUARD_LOST` is returned;
+        :meth:`stop` then ends what is left.
         """
         if self._status is None and self._over.is_set():
             return GUARD_LOST

@@ -12,18 +12,20 @@ from typing import Any, Self
 
 from infra.errors import ProcessFailed
 from infra.machine import guard
-from infra.machine.guard import Identity
+from infra.machine.guard import Identity, Place, this_place
 
 SUFFIX = ".pid.json"
 KILL_SECONDS = 2.0
 """Time that processes get to disappear after KILL."""
 
 _TEMPORARY_SECONDS = 60.0
+_DAMAGED = (ValueError, KeyError, TypeError, OverflowError)
+"""What reading a file raises that is no record: it is written whole or not at all, but a machine may lose power."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A pid file, and what is true of it now."""
+    """A pid file, and what is true of it now; what runs on another host or in another container counts as alive."""
 
     guard_pid: int
     child_pid: int
@@ -52,7 +54,7 @@ class Saved:
     """A pid file's content."""
 
     path: Path
-    boot: str
+    place: Place
     guard: Identity
     child: Identity
     owner: Identity
@@ -68,7 +70,7 @@ class Saved:
         """The content as JSON gives it; ValueError, KeyError or TypeError when something is missing."""
         return cls(
             path=path,
-            boot=str(data["boot"]),
+            place=Place(str(data["host"]), str(data["boot"]), str(data["namespace"])),
             guard=Identity(*map(int, data["guard"])),
             child=Identity(*map(int, data["child"])),
             owner=Identity(*map(int, data["owner"])),
@@ -81,13 +83,20 @@ class Saved:
         )
 
     @property
-    def this_boot(self) -> bool:
-        """Whether the machine has not been restarted since."""
-        return self.boot == this_boot()
+    def here(self) -> bool:
+        """Whether its pids are this process's own: the same run of the same machine, in one PID namespace."""
+        return self.place == this_place()
 
     def is_running(self, identity: Identity) -> bool:
-        """Whether one of this record's processes still runs."""
-        return self.this_boot and guard.is_running(identity)
+        """Whether one of this record's processes still runs; as far as that cannot be told from here, it does.
+
+        Host and containers may share a folder of records, and so may machines: another place's processes are dead for
+        certain only when that host has been restarted since.
+        """
+        now = this_place()
+        if self.place == now:
+            return guard.is_running(identity)
+        return self.place.host != now.host or self.place.boot == now.boot
 
     def record(self) -> Record:
         """What people may see of it."""
@@ -105,12 +114,12 @@ class Saved:
         )
 
     def members(self) -> set[Identity]:
-        """Every process of the tree that runs: the guard, what descends from it or from the command, and orphans.
+        """Every process of the tree that runs here: the guard, what descends from it or from the command, and orphans.
 
         Orphans that no guard took are told by the mark in their environment. A program may have overwritten the
         memory that shows its environment (setproctitle does): then the command's session must do.
         """
-        if not self.this_boot:
+        if not self.here:
             return set()
         table = guard.process_table()
         known = {process.identity for process in table}
@@ -140,7 +149,7 @@ class Saved:
             return [identity for identity in seen if guard.is_running(identity)]
 
         killing = time.monotonic() + grace_seconds
-        left = guard.end_all(find, lambda: killing, lambda: time.sleep(0.05), killing + KILL_SECONDS)
+        left = guard.end_all(find, lambda: killing, time.sleep, killing + KILL_SECONDS)
         if left:
             raise ProcessFailed(
                 f"{self.purpose}: processes {sorted(identity.pid for identity in left)} do not end, not even by KILL",
@@ -158,25 +167,24 @@ def recorded(run_dir: Path) -> list[Record]:
 
 
 def trees(run_dir: Path) -> list[Saved]:
-    """The content of the pid files in a folder; damaged ones are left out."""
-    return [content for path in _pid_files(run_dir) if (content := _load(path)) is not None]
-
-
-def this_boot() -> str:
-    """Identity of the machine's present run, from its start to its restart."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    """The content of the pid files in a folder; those that are damaged or cannot be read are left out."""
+    found = []
+    for path in _pid_files(run_dir):
+        with suppress(OSError, *_DAMAGED):
+            found.append(_load(path))
+    return found
 
 
 def membership(run_dir: Path) -> dict[int, Record]:
     """Every running process of the recorded trees, by pid, with the record that it belongs to."""
-    saved = [content for path in _pid_files(run_dir) if (content := _load(path)) is not None]
-    return {member.pid: content.record() for content in saved for member in content.members()}
+    return {member.pid: content.record() for content in trees(run_dir) for member in content.members()}
 
 
 def reap(run_dir: Path) -> list[Reaped]:
     """End what is recorded, is still the same process, and has no living owner; remove records of the dead.
 
-    A record whose owner lives is never touched, nor a process whose creation time is not the recorded one.
+    A record whose owner lives is never touched, nor one of another host or PID namespace (unless that host has been
+    restarted since), nor a process whose creation time is not the recorded one.
 
     Raises:
         ProcessFailed: some process cannot be ended; the other records were dealt with all the same.
@@ -184,11 +192,14 @@ def reap(run_dir: Path) -> list[Reaped]:
     reaped: list[Reaped] = []
     failure: ProcessFailed | None = None
     for path in _pid_files(run_dir):
-        saved = _load(path)
-        if saved is None:
-            with suppress(IsADirectoryError):  # somebody else's
-                path.unlink(missing_ok=True)  # written whole or not at all: a machine that lost power left this
-        elif not saved.is_running(saved.owner):
+        try:
+            saved = _load(path)
+        except OSError:
+            continue  # gone by now, or not to be read at the moment: nothing says that it is damaged
+        except _DAMAGED:
+            path.unlink(missing_ok=True)
+            continue
+        if not saved.is_running(saved.owner):
             record = saved.record()
             try:
                 reaped.append(Reaped(record, saved.end(saved.grace)))
@@ -215,8 +226,6 @@ def _pid_files(run_dir: Path) -> list[Path]:
     return sorted(run_dir.glob(f"*{SUFFIX}"))
 
 
-def _load(path: Path) -> Saved | None:
-    try:
-        return Saved.of(path, json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        return None
+def _load(path: Path) -> Saved:
+    """A pid file's content; OSError when it cannot be read, one of :data:`_DAMAGED` when it is no record."""
+    return Saved.of(path, json.loads(path.read_text()))

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from infra.machine.disk import SHARED_MEMORY
-from infra.machine.guard import write_private
-from infra.machine.records import SUFFIX, this_boot, trees
+from infra.machine.guard import this_place, write_private
+from infra.machine.records import SUFFIX, trees
 
 NOTE = ".shm.json"
 PREFIXES = ("psm_", "nccl-", "torch_", "sem.", "vllm", "sglang", "__KMP_REGISTERED_LIB_")
@@ -47,7 +47,8 @@ def note_segments(run_dir: Path, folder: Path = SHARED_MEMORY) -> None:
         known = _read(path).get("segments", {})
         found = {name: inode for name in names if name.startswith(PREFIXES) and (inode := _inode(folder / name))}
         if not found.items() <= known.items():
-            note = {"boot": saved.boot, "purpose": saved.purpose, "segments": known | found}
+            place = {"host": saved.place.host, "boot": saved.place.boot}
+            note = {**place, "purpose": saved.purpose, "segments": known | found}
             write_private(path, json.dumps(note))
 
 
@@ -55,10 +56,11 @@ def leftover_segments(run_dir: Path, folder: Path = SHARED_MEMORY) -> list[Segme
     """Segments of dead trees of ours that nobody uses."""
     living = {_note_of(saved.path) for saved in trees(run_dir) if saved.is_running(saved.owner) or saved.members()}
     notes = [note for path in sorted(run_dir.glob(f"*{NOTE}")) if path not in living and (note := _read(path))]
+    boot = this_place().boot
     noted = {
         name: (inode, note["purpose"])
         for note in notes
-        if note["boot"] == this_boot()
+        if note["boot"] == boot
         for name, inode in note["segments"].items()
     }
     used = _used_by_anyone(folder) if noted else set()
@@ -72,12 +74,13 @@ def leftover_segments(run_dir: Path, folder: Path = SHARED_MEMORY) -> list[Segme
 
 
 def forget_segments(run_dir: Path, folder: Path = SHARED_MEMORY) -> None:
-    """Remove the notes of dead trees of which nothing is left."""
+    """Remove this host's notes of dead trees of which nothing is left."""
+    here = this_place()
     living = {_note_of(saved.path) for saved in trees(run_dir)}
     for path in set(run_dir.glob(f"*{NOTE}")) - living:
         note = _read(path)
         there = any(_inode(folder / name) == inode for name, inode in note.get("segments", {}).items())
-        if note.get("boot") != this_boot() or not there:
+        if note.get("host", here.host) == here.host and (note.get("boot") != here.boot or not there):
             path.unlink(missing_ok=True)
 
 
@@ -90,7 +93,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         note = json.loads(path.read_text())
         segments = {str(name): int(inode) for name, inode in note["segments"].items()}
-        return {"boot": str(note["boot"]), "purpose": str(note["purpose"]), "segments": segments}
+        return {name: str(note[name]) for name in ("host", "boot", "purpose")} | {"segments": segments}
     except (OSError, ValueError, LookupError, AttributeError, TypeError):
         return {}
 

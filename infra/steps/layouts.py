@@ -7,10 +7,11 @@ from typing import Any
 
 from infra.config.round import RoundConfig, TargetShape
 from infra.config.settings import Settings
+from infra.config.version import dotted
 from infra.drafter.checkpoint import read_config
 from infra.drafter.sglang_format import LayerNumbers, inexpressible, write_sglang
 from infra.engines.base import engine_version
-from infra.engines.layer_ids import RULES, dotted, engine_layer_ids, find_rule
+from infra.engines.layer_ids import RULES, engine_layer_ids, find_rule
 from infra.errors import EngineError, EnvironmentBuildError
 from infra.steps.context import Round
 from infra.steps.results import Layout

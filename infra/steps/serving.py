@@ -14,10 +14,10 @@ from infra.engines.extraction import Extractor
 from infra.engines.final_norm import read_final_norm
 from infra.engines.flights import Flights
 from infra.engines.layer_ids import engine_layer_ids
-from infra.engines.logtail import last_lines
 from infra.engines.notice import Notice, OnNotice, What
 from infra.engines.watch import Watch
 from infra.errors import EngineError
+from infra.machine.logtail import last_lines
 from infra.steps.context import Round
 
 LOG_LINES = 6

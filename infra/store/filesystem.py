@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from infra.errors import DiskFull, StoreError
 from infra.machine.disk import is_full
+from infra.machine.host import free_disk
 from infra.store.base import TEMPORARY_PREFIX, ObjectInfo, ObjectMissing
 
 YOUNG_SECONDS = 60.0
@@ -94,16 +95,17 @@ class FolderBackend:
         return self.root / path
 
     def free_bytes(self) -> int | None:
-        folder = self.root
-        while not folder.exists():
-            folder = folder.parent
-        return shutil.disk_usage(folder).free
+        return free_disk(self.root)
 
     def temporaries(self, older_than_seconds: float | None) -> Iterator[ObjectInfo]:
         """Files younger than the bound (a minute) are left: their writer may be about to lock them."""
         bound = time.time() - (YOUNG_SECONDS if older_than_seconds is None else older_than_seconds)
         for file in self._temporaries():
-            with suppress(FileNotFoundError, BlockingIOError), _abandoned(file, bound) as status:
+            with (
+                self._told(f"look at {file}"),
+                suppress(FileNotFoundError, BlockingIOError),
+                _abandoned(file, bound) as status,
+            ):
                 if status is not None:
                     yield ObjectInfo(file.relative_to(self.root).as_posix(), status.st_size, status.st_mtime)
 
@@ -112,7 +114,11 @@ class FolderBackend:
         bound = time.time() - (YOUNG_SECONDS if older_than_seconds is None else older_than_seconds)
         swept = 0
         for file in self._temporaries():
-            with suppress(FileNotFoundError, BlockingIOError), _abandoned(file, bound) as status:
+            with (
+                self._told(f"remove {file}"),
+                suppress(FileNotFoundError, BlockingIOError),
+                _abandoned(file, bound) as status,
+            ):
                 if status is not None:
                     file.unlink()
                     swept += 1
@@ -183,11 +189,14 @@ def _sync_folders(folder: Path, root: Path) -> None:
 
 @contextmanager
 def _abandoned(file: Path, bound: float) -> Iterator[os.stat_result | None]:
-    """Hold a dead writer's file alone; None when it is too young, BlockingIOError when its writer lives."""
+    """Hold a dead writer's file; None when it is too young, BlockingIOError when its writer lives.
+
+    A shared lock shuts writers out and takes a file that may only be read; an exclusive one fails then on NFS (EBADF).
+    """
     with file.open("rb") as stream:
         status = os.fstat(stream.fileno())
         if status.st_mtime <= bound:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
             yield status
         else:
             yield None

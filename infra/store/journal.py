@@ -88,10 +88,21 @@ class Journal:
             raise self._trouble("emptied", error) from error
 
     def close(self) -> None:
-        """Let another process have the journal."""
-        os.fsync(self._file)
-        os.close(self._file)
-        os.close(self._lock)
+        """Let another process have the journal, whatever happens.
+
+        Raises:
+            DiskFull: there was no room for the last entries (a quota, mostly); what there is of them may be lost.
+            StoreError: they did not reach the disk for another reason.
+        """
+        try:
+            try:
+                os.fsync(self._file)
+            finally:
+                os.close(self._file)
+        except OSError as error:
+            raise self._trouble("closed", error) from error
+        finally:
+            os.close(self._lock)
 
     def _claim(self) -> None:
         try:

@@ -19,6 +19,7 @@ from standin.gpus import GpuBox, Worker, build_library, stand_in_environment
 from standin.leftover import Leftover, bystander, running, until, zombie
 
 from infra.machine.ending import end_family
+from infra.machine.guard import identity_of
 from infra.machine.host import port_in_use
 from infra.machine.processes import reap
 
@@ -299,10 +300,52 @@ def test_from_a_container_what_cannot_be_seen_is_not_taken_for_dead(tmp_path: Pa
 def _in_a_container(box: GpuBox) -> None:
     box.write("gpu used=60000 util=100")
     box.after_reset(FREE)
-    outcome = box.clear(1, {**STRICT, "wait_seconds": 0.1}, alone=False)
+    outcome = box.clear(1, {**STRICT, "wait_seconds": 0.1}, whole=False)
     assert outcome.actions == ["waited", "reset-refused"]
     assert "outside this container" in outcome.texts
     assert box.resets == []
+
+
+def test_from_a_container_nobody_is_ended_by_the_drivers_pids(box: GpuBox, stack: ExitStack) -> None:
+    """Nothing outside uses the GPUs, but whose the pids are is not known: here they may be anybody's."""
+    innocent = stack.enter_context(bystander())
+    box.write("gpu", f"process gpu=0 pid={innocent} used=60000")
+    outcome = box.clear(1, {"end_same_user": True}, alone=True, whole=False)
+    assert outcome.actions == ["not-ended"]
+    assert running(innocent)
+
+
+@needs_root
+def test_a_reset_that_fails_forgives_nothing(box: GpuBox) -> None:
+    box.write(f"{FREE} bus=0:1:0.0", f"{FREE} bus=0:2:0.0")
+    box.log_xid("0:1:0", 79)
+    box.log_xid("0:2:0", 79)
+    outcome = box.clear(1, {"reset": "if_alone", "wait_seconds": 0.1})
+    assert outcome.actions == ["reset-failed", "reset-failed"]
+    assert (outcome.fit, len(outcome.unfit)) == ([], 2)
+
+
+@needs_root
+def test_a_reset_forgives_what_was_before_it_and_only_on_its_own_gpu(box: GpuBox) -> None:
+    box.write(f"{FREE} bus=0:1:0.0", f"{FREE} bus=0:2:0.0")
+    box.after_reset(f"{FREE} bus=0:1:0.0", f"{FREE} bus=0:2:0.0")
+    box.log_xid("0:1:0", 79)
+    box.log_xid("0:2:0", 79)
+    policy = {"reset": "if_alone", "wait_seconds": 0.1}
+    outcome = box.clear(1, policy)
+    assert outcome.actions == ["reset", "quarantined"]
+    assert (outcome.fit, box.resets) == ([0], ["--gpu-reset -i GPU-standin-0"])
+    assert "Xid 79" in outcome.unfit[0]
+
+
+@needs_root
+def test_an_xid_after_the_reset_counts(box: GpuBox) -> None:
+    box.write(f"{FREE} bus=0:1:0.0")
+    box.after_reset(f"{FREE} bus=0:1:0.0")
+    box.log_xid("0:1:0", 79, ahead=60)
+    outcome = box.clear(1, {"reset": "if_alone", "wait_seconds": 0.1})
+    assert outcome.actions == ["reset-failed"]
+    assert "the reset did not help" in outcome.texts
 
 
 @needs_root
@@ -346,10 +389,12 @@ def test_a_family_is_ended_whole_and_never_ones_own(stack: ExitStack) -> None:
     untouched = stack.enter_context(bystander())
     spared = stack.enter_context(bystander())
     mine = stack.enter_context(bystander())
-    assert end_family(os.getpid(), (), 0.1) == ()
-    assert end_family(os.getppid(), (), 0.1) == ()
-    assert end_family(spared, {spared}, 0.1) == ()
-    assert end_family(mine, {spared}, 0.1) == (mine,)
+    assert end_family(identity_of(os.getpid()), (), 0.1) == ()
+    assert end_family(identity_of(os.getppid()), (), 0.1) == ()
+    assert end_family(identity_of(spared), {spared}, 0.1) == ()
+    before = identity_of(mine)
+    assert end_family(before._replace(start=before.start - 1), (), 0.1) == ()  # whoever had its pid before
+    assert end_family(before, {spared}, 0.1) == (mine,)
     assert running(untouched)
     assert running(spared)
     assert not running(mine)
@@ -358,5 +403,6 @@ def test_a_family_is_ended_whole_and_never_ones_own(stack: ExitStack) -> None:
 def test_a_group_that_ignores_term_is_ended(box: GpuBox, stack: ExitStack) -> None:
     left = Leftover(box.run_dir, owner_dies=False)
     stack.callback(left.end)
-    assert set(end_family(left.member, (), 0.2)) == {left.leader, left.member}  # its group, not the rest of the tree
+    ended = set(end_family(identity_of(left.member), (), 0.2))
+    assert ended == {left.leader, left.member}  # its group, not the rest of the tree
     assert all(map(running, [left.holder, left.orphan, left.mother]))

@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from infra.errors import ProcessFailed
+from infra.machine import guard
+from infra.machine.guard import Identity
 from infra.machine.processes import GUARD_LOST, Guarded, Spec, clean_environment, reap, recorded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,17 +115,23 @@ class Place:
         guarded = self.start(*PYTHON, TREE, str(file), grace=grace)
         return guarded, [*self.watch(guarded.pid), *self.tree(file)]
 
-    def owner(self, *commands: tuple[str, ...], fork: bool = False) -> tuple[psutil.Popen, list[list[int]]]:
-        """Another owner; its process, and the pids (guard, command) of each command."""
+    def owner(
+        self, *commands: tuple[str, ...], fork: bool = False, prefix: tuple[str, ...] = (), watch: bool = True
+    ) -> tuple[psutil.Popen, list[list[int]]]:
+        """Another owner; its process, and the pids (guard, command) of each command.
+
+        ``prefix`` is a command to start it with; without ``watch`` the pids may be those of another namespace.
+        """
         owner = psutil.Popen(
-            [sys.executable, "-c", OWNER, json.dumps([str(self.run_dir), fork, *commands])],
+            [*prefix, sys.executable, "-c", OWNER, json.dumps([str(self.run_dir), fork, *commands])],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             env=clean_environment({"PYTHONPATH": str(ROOT)}),
         )
         self.watched.append(owner)
         pids = json.loads(owner.stdout.readline())
-        self.watch(*(pid for pair in pids for pid in pair), *(child.pid for child in owner.children()))
+        if watch:
+            self.watch(*(pid for pair in pids for pid in pair), *(child.pid for child in owner.children()))
         return owner, pids
 
     def bystander(self) -> psutil.Process:
@@ -351,13 +359,32 @@ def test_a_killed_guard_is_noticed_and_stop_ends_the_tree(place: Place) -> None:
     guarded, tree = place.start_tree()
     os.kill(guarded.guard_pid, signal.SIGKILL)
     assert guarded.wait(PATIENCE) == GUARD_LOST
-    assert guarded.guard_lost
     all_end(tree[:1])  # the command goes with its guard
     assert all(map(running, tree[1:]))
     guarded.stop()
     assert not any(map(running, tree))
     assert running(bystander)
     assert recorded(place.run_dir) == []
+
+
+def test_who_outlives_kill_is_looked_at_ever_less_often() -> None:
+    """As a process that waits inside a driver, until the machine is restarted."""
+    hanging = Identity(0, 0)  # nobody's, so that no signal reaches anybody
+    now, pauses = 0.0, list[float]()
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        pauses.append(seconds)
+        now += seconds
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guard.time, "monotonic", lambda: now)
+        assert guard.end_all(lambda: [hanging], lambda: 1.0, pause, give_up=60.0) == [hanging]
+    before = [seconds for number, seconds in enumerate(pauses) if sum(pauses[:number]) < 1.0]
+    assert set(before) == {0.05}
+    assert max(pauses) == 2.0
+    assert len(pauses) - len(before) < 40, "it was 20 times a second"
+    assert sum(pauses) == pytest.approx(60.0)
 
 
 def test_reap_ends_what_a_killed_guard_and_a_killed_owner_left(place: Place) -> None:
@@ -441,6 +468,37 @@ def test_a_pid_that_was_used_again_is_not_touched(place: Place, changes: dict[st
     assert not path.exists()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"namespace": lambda _: "pid:[1]"},
+        {"host": lambda host: f"not-{host}"},
+        {"host": lambda host: f"not-{host}", "boot": lambda boot: boot[::-1]},
+    ],
+)
+def test_a_record_of_another_host_or_container_is_left_alone(place: Place, changes: dict[str, Any]) -> None:
+    bystander = place.bystander()
+    path = forge(place, bystander, **changes)
+    (record,) = recorded(place.run_dir)
+    assert record.alive
+    assert record.owner_alive
+    assert reap(place.run_dir) == []
+    assert running(bystander)
+    assert path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a PID namespace")
+def test_a_live_round_in_a_container_is_not_ended_from_its_host(place: Place) -> None:
+    """Its pids are others here, so that its owner looks dead, and the mark in its command's environment is in sight."""
+    owner, _ = place.owner(SLEEP, prefix=("unshare", "--pid", "--fork", "--kill-child", "--mount-proc"), watch=False)
+    inside = owner.children(recursive=True)
+    place.watched += inside
+    (command,) = [process for process in inside if process.cmdline() == list(SLEEP)]
+    assert reap(place.run_dir) == []
+    assert running(command)
+    assert len(recorded(place.run_dir)) == 1
+
+
 def test_an_owners_pid_that_was_used_again_is_a_dead_owner(place: Place) -> None:
     bystander = place.bystander()
     forge(place, bystander, owner=lambda _: [os.getpid(), 1])
@@ -454,6 +512,15 @@ def test_a_damaged_pid_file_is_removed(place: Place) -> None:
     assert recorded(place.run_dir) == []
     assert reap(place.run_dir) == []
     assert list(place.run_dir.iterdir()) == []
+
+
+def test_a_pid_file_that_cannot_be_read_stays(place: Place) -> None:
+    place.run_dir.mkdir()
+    path = place.run_dir / "test.pid.json"
+    path.symlink_to(path.name)  # reading it fails with ELOOP; a network's file system has ESTALE and EIO
+    assert recorded(place.run_dir) == []
+    assert reap(place.run_dir) == []
+    assert path.is_symlink()
 
 
 def test_a_folder_that_is_not_there_holds_no_records(place: Place) -> None:

@@ -1,7 +1,7 @@
 """Answers questions about the stand-in GPUs in a process of its own, many in a row; see ``standin.gpus``.
 
-stdin carries a JSON line a question (environment, wanted, policy, run_dir), stdout JSON lines: ``{"say": line}`` while
-it works, then ``{"done": facts}``.
+stdin carries a JSON line a question (as ``GpuBox.clear`` asks it), stdout JSON lines: ``{"say": line}`` while it works,
+then ``{"done": facts}``.
 """
 
 import json
@@ -18,7 +18,13 @@ def main() -> None:
         question = json.loads(line)
         os.environ.update(question["environment"])
         policy = GpuConfig(**question["policy"])
-        view = View(Path(question["run_dir"]), alone=question["alone"], share=policy.free)
+        view = View(
+            Path(question["run_dir"]),
+            alone=question["alone"],
+            share=policy.free,
+            whole=question["whole"],
+            kernel_log=Path(question["kernel_log"]),
+        )
         clearing = Clearing(policy, view, question["wanted"], lambda text: answer(say=text))
         cleared = clearing.run()
         answer(

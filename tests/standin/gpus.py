@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,7 @@ class GpuBox:
     def __init__(self, folder: Path, worker: Worker) -> None:
         self.scenario = folder / "gpus"
         self.run_dir = folder / "state" / "run"
+        self.kernel_log = folder / "kmsg"
         self._worker = worker
 
     def write(self, *lines: str) -> None:
@@ -105,6 +107,11 @@ class GpuBox:
     def after_reset(self, *lines: str) -> None:
         """Make resets work, once, and leave this."""
         _put(self.scenario.with_name(self.scenario.name + ".after"), lines)
+
+    def log_xid(self, bus: str, code: int, ahead: float = 0.0) -> None:
+        """Let the kernel's log say that the driver had this error now, or so many seconds ahead."""
+        with self.kernel_log.open("a") as log:
+            log.write(f"4,1,{int((time.monotonic() + ahead) * 1e6)},-;NVRM: Xid (PCI:{bus}): {code}, pid=7\n")
 
     @property
     def resets(self) -> list[str]:
@@ -118,15 +125,18 @@ class GpuBox:
         policy: Mapping[str, Any],
         on_line: Callable[[str], None] = lambda line: None,
         *,
-        alone: bool = True,
+        alone: bool = False,
+        whole: bool = True,
     ) -> Outcome:
-        """Get so many GPUs free by this policy. ``alone``: also where the tests run in a container."""
+        """Get so many GPUs free by this policy. ``whole``: as outside of containers, wherever the tests run."""
         question = {
             "environment": {"EAGLE3_NVML_SCENARIO": str(self.scenario)},
             "run_dir": str(self.run_dir),
             "wanted": wanted,
             "policy": dict(policy),
             "alone": alone,
+            "whole": whole,
+            "kernel_log": str(self.kernel_log),
         }
         return Outcome(**self._worker.ask(question, on_line))
 

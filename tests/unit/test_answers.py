@@ -1,13 +1,16 @@
 """Answers are kept once each, survive torn writes, and are finished only when the parts hold them."""
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from infra.errors import StoreError
+from infra.errors import DiskFull, StoreError
 from infra.store.answers import Answer, AnswerLog, read_answers
+from infra.store.journal import Journal
 from infra.store.objects import ObjectStore
 
 PREFIX = "rounds/r/answers/k"
@@ -56,6 +59,21 @@ def test_commit_moves_answers_from_journal_to_store(store: ObjectStore, journal:
         assert log.done() == ANSWERS
     assert read_answers(store, PREFIX) == ANSWERS
     assert len(store.list(PREFIX)) == 2
+
+
+def test_a_journal_whose_end_does_not_reach_the_disk_is_let_go(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def over_quota(_: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    descriptors = len(os.listdir("/proc/self/fd"))
+    mine = Journal(journal)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", over_quota)
+        with pytest.raises(DiskFull, match=r"answers\.jsonl could not be closed: Disk quota exceeded"):
+            mine.close()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    with Journal(journal) as again:
+        assert again.entries == []
 
 
 def test_the_first_answer_wins(store: ObjectStore, journal: Path) -> None:

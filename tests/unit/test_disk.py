@@ -1,6 +1,7 @@
 """File systems told apart, a full one recognised, and shared memory that was ours."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from safetensors.numpy import save_file
 from standin.small_disk import fill, small_disk
 
 from infra.errors import StoreError
-from infra.machine.disk import SHARED_MEMORY, file_system, file_systems, is_full
+from infra.machine.disk import SHARED_MEMORY, file_system, is_full
 from infra.machine.host import free_disk
 from infra.machine.processes import Guarded, Spec, clean_environment
 from infra.machine.segments import forget_segments, leftover_segments, note_segments
@@ -36,11 +37,11 @@ sys.stdin.read() if sys.argv[1:] else __import__("threading").Event().wait()
 def test_folders_on_one_file_system_are_told_from_others(tmp_path: Path) -> None:
     here, not_yet = tmp_path / "here", tmp_path / "a" / "b"
     here.mkdir()
-    found = file_systems([here, not_yet, SHARED_MEMORY])
-    assert found[here] == found[not_yet]
-    assert found[here].device != found[SHARED_MEMORY].device
-    assert found[SHARED_MEMORY].mount == SHARED_MEMORY
-    assert abs(found[SHARED_MEMORY].free - free_disk(SHARED_MEMORY)) < found[SHARED_MEMORY].total / 10
+    found, shared = file_system(here), file_system(SHARED_MEMORY)
+    assert file_system(not_yet).device == found.device != shared.device
+    assert file_system(not_yet).mount == found.mount
+    assert shared.mount == SHARED_MEMORY
+    assert abs(shared.free - free_disk(SHARED_MEMORY)) < shared.total / 10
 
 
 def test_a_small_disk_has_its_own_room(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_segments_of_a_dead_tree_are_leftovers_and_no_others(tmp_path: Path, bys
 
     with open(left.path, "rb"):
         assert leftover_segments(run_dir) == [], "somebody has it open"
-    other = left.path.with_name("kept-by-the-test")
+    other = left.path.with_name(f"kept-{left.path.name}")
     left.path.rename(other)
     try:
         left.path.write_bytes(b"another segment of that name")
@@ -99,8 +100,13 @@ def test_segments_of_a_dead_tree_are_leftovers_and_no_others(tmp_path: Path, bys
         other.replace(left.path)
     assert leftover_segments(run_dir) == [left]
     left.path.unlink()
+    [note] = run_dir.glob("*.shm.json")
+    other_hosts = json.dumps(json.loads(note.read_text()) | {"host": "another", "boot": "another"})
     forget_segments(run_dir)
     assert list(run_dir.glob("*.shm.json")) == []
+    note.write_text(other_hosts)
+    forget_segments(run_dir)
+    assert note.read_text() == other_hosts, "what another host has left is its own to forget"
     assert (SHARED_MEMORY / bystander).exists()
 
 

@@ -11,12 +11,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from infra.engines.bench import looping, percentile, run, summary, warm_up
-from infra.engines.client import Client, RequestRefused
+from infra.engines.client import Client, EngineSilent, RequestRefused
 from infra.engines.counters import SpecCounters, parse_spec_counters, parse_token_total
 from infra.engines.extraction import ExtractionFault, Extractor
 from infra.errors import EngineError
@@ -186,6 +187,25 @@ def test_a_stream_that_breaks_off_is_an_error(engine: StandIn, client: Client) -
         client.stream([1, 2], max_tokens=5)
 
 
+@pytest.mark.parametrize(("fault", "tries"), [(httpx.ConnectTimeout, 4), (httpx.ReadTimeout, 1)])
+def test_a_server_that_takes_no_connection_is_tried_again_and_one_that_is_silent_is_not(
+    fault: type[httpx.TimeoutException], tries: int, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[httpx.Request] = []
+
+    def time_out(_: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        raise fault("")
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", time_out)
+    with pytest.raises(EngineError) as raised:
+        client.generate([1], max_tokens=1)
+    assert len(asked) == tries
+    assert isinstance(raised.value, EngineSilent) == (fault is httpx.ReadTimeout)
+    if fault is httpx.ConnectTimeout:
+        assert "cannot be reached: ConnectTimeout." in str(raised.value)
+
+
 METRICS = """# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
 vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 10.0
 vllm:spec_decode_num_drafts_created{engine="0",model_name="m"} 1.7e+09
@@ -204,7 +224,6 @@ def test_counters_are_summed_over_engines_and_subtract() -> None:
     grown = SpecCounters(22, 60, 24, (13, 7, 4)) - counters
     assert grown == SpecCounters(10, 30, 15, (8, 4, 3))
     assert grown.acceptance_length == 2.5
-    assert grown.acceptance_by_position == (0.8, 0.4, 0.3)
     assert parse_spec_counters("vllm:num_requests_running 1.0\n") is None
 
 

@@ -1,6 +1,7 @@
 """A server's ladder, readiness, health and end, with a stand-in engine run as a real process."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ from infra.engines.dialect_vllm import VllmDialect
 from infra.engines.launch import Launch, LaunchRequest
 from infra.engines.server import Server
 from infra.errors import EngineError
+from infra.machine.gpu import Gpu, GpuReport
 from infra.machine.processes import recorded
 
 SCRIPT = """
@@ -77,11 +79,13 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(state_dir=tmp_path)
 
 
-def request_for(*faults: str, ready_seconds: float = 60) -> LaunchRequest:
+def request_for(*faults: str, ready_seconds: float = 60, devices: tuple[str, ...] = ()) -> LaunchRequest:
+    """On the CPU, or on these GPUs."""
     shape = TargetShape(layers=2, hidden_size=8, vocab_size=9, weight_bytes=1, family="llama")
     rungs = tuple(RungConfig(name=f"r{number}-{fault}", flags=(fault,)) for number, fault in enumerate(faults))
-    config = EngineConfig(device="cpu", ready_seconds=ready_seconds, ladder=rungs)
-    return LaunchRequest(Target(name="t", path=Path("/nowhere"), shape=shape, revision="r"), config, "generate")
+    config = EngineConfig(device="cuda" if devices else "cpu", ready_seconds=ready_seconds, ladder=rungs)
+    target = Target(name="t", path=Path("/nowhere"), shape=shape, revision="r")
+    return LaunchRequest(target, config, "generate", devices=devices)
 
 
 def test_the_ladder_is_walked_past_rungs_that_die(settings: Settings) -> None:
@@ -143,6 +147,67 @@ def test_a_server_that_dies_or_sickens_later_is_noticed(settings: Settings) -> N
 def check_often(server: Server) -> None:
     for _ in range(10):
         server.check()
+
+
+class Driver:
+    """What NVML says of two GPUs.
+
+    Once a server is ``loaded`` GPU 0 holds 60 GiB while it runs, and for ``lingers`` looks after its end. From then on
+    another program holds GPU 1.
+    """
+
+    def __init__(self, settings: Settings, lingers: int) -> None:
+        self._settings, self._left = settings, lingers
+        self.loaded = False
+
+    def gpus(self) -> GpuReport:
+        held, stranger = 1 << 30, 0
+        if self.loaded:
+            runs = any(record.alive for record in recorded(self._settings.run_dir))
+            self._left -= not runs
+            held, stranger = 1 << 30 if self.freed else 60 << 30, 50 << 30
+        return GpuReport(True, "", "1", tuple(self._gpu(*item) for item in enumerate((held, stranger))))
+
+    @property
+    def freed(self) -> bool:
+        return self._left < 0
+
+    def _gpu(self, index: int, used: int) -> Gpu:
+        return Gpu(index, "H", 80 << 30, used, 0, (), uuid=f"GPU-{index}")
+
+
+@pytest.fixture
+def on_gpus(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Callable[[int], Driver]:
+    def machine(lingers: int) -> Driver:
+        driver = Driver(settings, lingers)
+        monkeypatch.setattr("infra.engines.freed.gpus", driver.gpus)
+        monkeypatch.setattr("infra.engines.freed.POLL_SECONDS", 0.01)
+        return driver
+
+    return machine
+
+
+@pytest.mark.parametrize("name", ["0", "GPU-0"])
+def test_whoever_ends_a_server_finds_its_gpus_free(
+    name: str, on_gpus: Callable[[int], Driver], settings: Settings
+) -> None:
+    driver = on_gpus(3)
+    with Server(StandInEngine(), request_for("none", devices=(name,)), settings) as server:
+        server.wait_ready()
+        driver.loaded = True
+        assert not driver.freed
+    assert driver.freed
+
+
+def test_a_rung_whose_memory_stays_says_so(
+    on_gpus: Callable[[int], Driver], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.engines.server.FREED_SECONDS", 0.1)
+    driver = on_gpus(1_000_000)
+    with Server(StandInEngine(), request_for("dies", devices=("0",)), settings) as server:
+        driver.loaded = True
+        with pytest.raises(EngineError, match=r"r0-dies: .*; GPU 0 still holds 63\.4 GB more than before"):
+            server.wait_ready()
 
 
 def test_an_unknown_engine_is_refused_by_name(settings: Settings) -> None:

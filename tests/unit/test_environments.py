@@ -57,6 +57,9 @@ def test_another_folder_can_take_an_environments_place(
     (tmp_path / "mine" / "bin" / "python").symlink_to(sys.executable)
     assert environment_python("tiny", tmp_path, locks) == tmp_path / "mine" / "bin" / "python"
     assert build("tiny", tmp_path, locks=locks) == tmp_path / "mine"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EAGLE3_ENV_TINY", "mine")
+    assert environment_python("tiny", tmp_path, locks) == tmp_path / "mine" / "bin" / "python"
 
 
 def test_unknown_name_and_full_disk_are_refused(locks: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from infra.config.round import TargetConfig
 from infra.engines.fetch import fetch_target, is_complete
@@ -157,6 +158,16 @@ def test_a_snapshot_that_does_not_fit_is_refused_before_its_first_byte(
     with pytest.raises(MissingTarget, match=r"org/model needs 1000000000\.0 GB more and .* GB are free"):
         fetch_target(target("hf://org/model@main"), tmp_path / "models", tmp_path / "cache")
     assert hub.downloads == 0
+    assert_nothing_left(tmp_path / "models")
+
+
+def test_an_error_without_words_is_told_by_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise LocalEntryNotFoundError("")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(MissingTarget, match=r"could not be downloaded: LocalEntryNotFoundError\."):
+        fetch_target(target("hf://org/model@main"), tmp_path / "models", tmp_path / "cache")
     assert_nothing_left(tmp_path / "models")
 
 

@@ -23,14 +23,15 @@ from infra.machine.gpu_choice import allowed_gpus, cuda_names, device_environmen
 from infra.machine.gpu_holders import Holder
 from infra.machine.gpu_policy import Act, Cleared
 from infra.machine.gpu_verdict import Finding, judge
+from infra.machine.guard import Identity
 from infra.machine.xid import Xid, fatal_xids
 from infra.steps import hygiene
 from infra.steps.context import Round
 from tasks import gpus as gpu_tasks
 
 GIB = 1 << 30
-MINE = Holder(7, 70 * GIB, "same user", "me: python")
-GONE = Holder(8, 70 * GIB, "gone", "defunct")
+MINE = Holder(Identity(7, 1), 70 * GIB, "same user", "me: python")
+GONE = Holder(Identity(8, 1), 70 * GIB, "gone", "defunct")
 
 
 def gpu(index: int = 0, **changes: Any) -> Gpu:

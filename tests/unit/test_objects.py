@@ -7,6 +7,7 @@ import pickle
 import threading
 import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -156,6 +157,36 @@ def test_sweep_takes_dead_writers_leftovers_only(store: ObjectStore) -> None:
     assert files(store) == ["a/.put-living", "a/.put-young", "a/x"]
     assert store.sweep_temporaries(older_than_seconds=-1) == 2
     assert files(store) == ["a/x"]
+
+
+def test_sweep_locks_as_a_network_file_system_lets_it(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On NFS an exclusive lock takes a file that is open for writing, a shared one one that is open for reading."""
+    root = Path(store.url.removeprefix("file://"))
+    root.mkdir()
+    (root / ".put-dead").write_bytes(b"half")
+    flock = fcntl.flock
+
+    def nfs(stream: IO[bytes], how: int) -> None:
+        mode = fcntl.fcntl(stream, fcntl.F_GETFL) & os.O_ACCMODE
+        if mode == (os.O_RDONLY if how & fcntl.LOCK_EX else os.O_WRONLY):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(stream, how)
+
+    monkeypatch.setattr(fcntl, "flock", nfs)
+    store.put("x", b"1")
+    assert [info.path for info in store.temporaries(older_than_seconds=-1)] == [".put-dead"]
+    assert store.sweep_temporaries(older_than_seconds=-1) == 1
+    assert files(store) == ["x"]
+
+
+def test_a_leftover_that_cannot_be_looked_at_is_told(store: ObjectStore) -> None:
+    root = Path(store.url.removeprefix("file://"))
+    root.mkdir()
+    (root / ".put-loop").symlink_to(".put-loop")
+    with pytest.raises(StoreError, match=r"could not look at .*\.put-loop"):
+        store.temporaries()
+    with pytest.raises(StoreError, match=r"could not remove .*\.put-loop"):
+        store.sweep_temporaries()
 
 
 def test_survives_pickling_and_says_no_secrets(tmp_path: Path) -> None:

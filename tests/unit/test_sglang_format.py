@@ -162,6 +162,11 @@ def test_the_norm_before_fc_is_known_from_0_5_17_on(version: str, refused: bool)
     assert ("norm_before_fc" in inexpressible(config(norm_before_fc=True), version)) is refused
 
 
+def test_a_version_that_cannot_be_read_is_no_old_one() -> None:
+    with pytest.raises(ConfigError, match="the engine version 'main' cannot be read"):
+        inexpressible(config(norm_before_fc=True), "main")
+
+
 @pytest.mark.parametrize("version", ["0.5.14", "0.5.23"])
 def test_a_draft_as_it_is_trained_here_is_expressible(version: str) -> None:
     assert inexpressible(config(norm_output=True), version) == ""

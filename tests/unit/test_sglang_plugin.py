@@ -2,6 +2,8 @@
 
 import fcntl
 import json
+import resource
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -214,6 +216,20 @@ def test_a_file_that_cannot_be_written_leaves_a_released_lock_and_a_line_in_the_
     with pytest.raises(FileNotFoundError):
         written(report)
     assert "could not be written" in caplog.text
+
+
+def test_a_file_that_could_be_written_in_part_leaves_nothing_of_it(engine: Engine, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, before[1]))  # a write past 4 KiB fails as on a full disk
+    try:
+        [report] = engine.step(Batch([request(1, 1000)], [0], [1000]))
+        with pytest.raises(FileNotFoundError):
+            written(report)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{RID_PREFIX}1.safetensors.lock"]
 
 
 def test_only_the_first_rank_of_a_group_writes(plugin: ModuleType, tmp_path: Path, monkeypatch: Any) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from infra.engines.layer_ids import RULES, Rule, read_version
+from infra.config.version import read_version
+from infra.engines.layer_ids import RULES, Rule
 from infra.engines.sglang_capture import PLUGIN
 
 sys.path.insert(0, str(PLUGIN))

@@ -102,6 +102,7 @@ def test_a_server_that_spins_is_ended_with_evidence_and_the_next_rung_is_taken(s
     assert [notice.what for notice in notices] == ["hang", "rung"]
     evidence = Path(reason.rpartition("evidence: ")[2])
     text = evidence.read_text()
+    assert evidence.stat().st_mode & 0o777 == 0o600
     assert "Loading safetensors checkpoint shards:   0% Completed" in text
     assert f"{spinning} (child of" in text
     if shutil.which("py-spy", path=str(Path(sys.executable).parent)) and "Permission" not in text:
@@ -199,6 +200,19 @@ def test_a_server_that_hangs_while_it_serves_is_ended(
     assert Path(server.hang.rpartition("evidence: ")[2]).is_file()
     with pytest.raises(EngineError, match="ended"):
         server.check()
+
+
+def test_a_server_that_hangs_is_ended_though_no_evidence_can_be_written(
+    serving: Callable[[str], tuple[Server, Flights]],
+) -> None:
+    server, flights = serving("stuck:1")
+    server.log.with_suffix(".evidence.txt").mkdir()
+    watch = Watch(server, flights, silence_seconds=1.0)
+    with pytest.raises(EngineError):
+        ask(server, flights, "a")
+    watch.stop()
+    assert "; no evidence: [Errno 21] Is a directory" in server.hang
+    assert server.ended
 
 
 def test_a_long_answer_and_an_idle_server_are_left_alone(serving: Callable[[str], tuple[Server, Flights]]) -> None:

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -39,15 +40,17 @@ class Writer:
 
 
 def _write(path: Path, lock: int, parts: list[HostRows]) -> None:
+    partial = f"{path}.partial"
     try:
         for part in parts:
             if part.copied is not None:
                 part.copied.synchronize()
-        partial = f"{path}.partial"
         save(partial, parts)
         os.replace(partial, path)
     except Exception:  # the thread's future is not looked at; who waits for the file finds none and reads the log
         log.exception("eagle3: %s could not be written", path)
+        with suppress(OSError):  # on a full disk what was written of it must not stay
+            os.unlink(partial)
     finally:
         os.close(lock)
 
