@@ -34,7 +34,7 @@ def preflight(round_: Round, planned: Plan) -> list[str]:
     report = gpus()
     if not report.present:
         log.info(f"no GPU: {report.reason}")
-    found = faults(round_.config, settings, report)
+    found = faults(round_.config, settings, report, serves=planned.makes_draft)
     try:
         plan_gate(round_.config, planned)
     except GateError as error:
@@ -45,7 +45,8 @@ def preflight(round_: Round, planned: Plan) -> list[str]:
         raise PreflightError(
             f"this machine cannot run round {round_.config.name}: " + "; ".join(found), fix="mend these and start again"
         )
-    write_provenance(round_)
+    if planned.makes_draft:
+        write_provenance(round_)
     return ended
 
 
