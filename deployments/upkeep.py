@@ -21,7 +21,7 @@ WAITING = ("Scheduled", "Late", "AwaitingConcurrencySlot")
 
 
 def ensure_pool(client: "SyncPrefectClient") -> None:
-    """Create work pool ``eagle3`` (flow runs as processes); one that is there and paused (:func:`cancel_all`) goes on."""
+    """Create work pool ``eagle3`` (flow runs as processes), or unpause what :func:`cancel_all` paused."""
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectAlreadyExists
     from prefect.workers.process import ProcessWorker

@@ -42,7 +42,10 @@ def reextract(rounds: list[str] = []) -> None:  # noqa: B006 (Prefect shows the 
             log.error(f"{round_.config.name}: {error}")
             failed[round_.config.name] = error
     if failed:
-        raise Eagle3Error("not re-extracted: " + "; ".join(f"{name}: {error}" for name, error in failed.items()))
+        raise Eagle3Error(
+            "not re-extracted: " + "; ".join(f"{name}: {error.what}" for name, error in failed.items()),
+            fix="see what this run's log says of each; what is done stays done",
+        )
 
 
 def _again(round_: Round) -> None:
