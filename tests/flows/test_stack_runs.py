@@ -1,12 +1,13 @@
 """What the command line does to the runs and schedules of a real Prefect server; workers and watchers are stand-ins."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from uuid import UUID
 
 import pytest
 from prefect import flow
@@ -94,13 +95,14 @@ def test_cancelling_all_lets_no_queued_run_begin(client: SyncPrefectClient, api:
         """The worker: ends what is being cancelled, then takes up what it is given."""
         for run in runs(client, ["CANCELLING"], pool=POOL):
             client.set_flow_run_state(run.id, Cancelled(), force=True)
-        for item in client.get_scheduled_flow_runs_for_work_pool(POOL):
+        for item in client.get_scheduled_flow_runs_for_work_pool(POOL, scheduled_before=datetime.now(UTC)):
             client.set_flow_run_state(item.flow_run.id, Running(), force=True)
 
     said: list[str] = []
-    monkeypatch.setattr(upkeep.time, "sleep", work)
+    monkeypatch.setattr(upkeep, "time", SimpleNamespace(monotonic=time.monotonic, sleep=work))
     upkeep.cancel_all(api, said.append)
-    assert (state(client, first), state(client, queued), state(client, own)) == ("Cancelled", "Scheduled", "Running")
+    assert (state(client, first), state(client, own)) == ("Cancelled", "Running")
+    assert state(client, queued) in ("Scheduled", "Late")
     assert said == [f"cancelling run {first.name}", "1 runs wait in the queue; they start with the next `eagle3 up`"]
 
     upkeep.ensure_pool(client)
@@ -116,8 +118,8 @@ def test_only_runs_of_our_workers_are_settled(client: SyncPrefectClient) -> None
     said: list[str] = []
     upkeep.settle(client, said.append)
     assert (state(client, left), state(client, own)) == ("Crashed", "Running")
-    assert len(said) == 1
-    assert {run.id for run in runs(client, LIVE)} == {own.id}, "the others are still listed"
+    assert said == [f"run {left.name} had been left Running by an earlier worker: now Crashed"]
+    assert own.id in {run.id for run in runs(client, LIVE)}, "`eagle3 status` lists it all the same"
     client.set_flow_run_state(own.id, Completed(), force=True)
 
 
@@ -145,14 +147,7 @@ class Watched:
         patch.setattr(round_command, "build_environments", lambda *_: None)
         patch.setattr(round_command, "say", say)
         patch.setattr(round_command, "POLL_SECONDS", 0.0)
-        patch.setattr(round_command, "sys", SysWith(str(watcher)))
-
-
-class SysWith:
-    """``sys`` with another Python."""
-
-    def __init__(self, executable: str) -> None:
-        self.executable, self.stderr = executable, sys.stderr
+        patch.setattr(round_command, "sys", SimpleNamespace(executable=str(watcher), stderr=sys.stderr))
 
 
 @pytest.fixture
@@ -163,7 +158,7 @@ def watched(client: SyncPrefectClient, api: str, tmp_path: Path, monkeypatch: py
 def test_a_round_outlives_its_watcher(
     watched: Watched, client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real, failures = round_command._state, iter([True, False, True, True])
+    real, failures = round_command._state, iter([True])
 
     def busy(api: str, run_id: str) -> tuple[str, bool]:
         if next(failures, False):
@@ -195,14 +190,24 @@ def test_a_round_whose_server_is_lost_ends(watched: Watched, monkeypatch: pytest
         round_command.run_round("tiny")
 
 
-def test_ctrl_c_cancels_a_run_that_lost_its_watcher(watched: Watched, client: SyncPrefectClient) -> None:
+def test_ctrl_c_cancels_a_run_that_lost_its_watcher(
+    watched: Watched, client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = round_command._state
+
     def interrupt(text: str) -> None:
         if "waited for" in text:
             raise KeyboardInterrupt
-        if text == "cancelling the run ...":
+
+    def worked(api: str, run_id: str) -> tuple[str, bool]:
+        """The worker ends what is being cancelled."""
+        found = real(api, run_id)
+        if found[0] == "Cancelling":
             client.set_flow_run_state(watched.run.id, Cancelled(), force=True)
+        return found
 
     watched.on_say = interrupt
+    monkeypatch.setattr(round_command, "_state", worked)
     with pytest.raises(KeyboardInterrupt):
         round_command.run_round("tiny")
-    assert watched.said[-1] == f"run {UUID(str(watched.run.id))} is Cancelled"
+    assert watched.said[-1] == f"run {watched.run.id} is Cancelled"
