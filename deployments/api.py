@@ -65,13 +65,17 @@ def _get(url: str) -> Any:
         return json.load(response)
 
 
-def runs(client: "SyncPrefectClient", types: Sequence[str], names: Sequence[str] | None = None) -> "list[FlowRun]":
-    """Flow runs whose state has one of these types (and one of these names)."""
+def runs(
+    client: "SyncPrefectClient", types: Sequence[str], names: Sequence[str] | None = None, pool: str | None = None
+) -> "list[FlowRun]":
+    """Flow runs whose state has one of these types (and one of these names), of one work pool or of anybody."""
     from prefect.client.schemas.filters import (
         FlowRunFilter,
         FlowRunFilterState,
         FlowRunFilterStateName,
         FlowRunFilterStateType,
+        WorkPoolFilter,
+        WorkPoolFilterName,
     )
     from prefect.client.schemas.objects import StateType
 
@@ -79,4 +83,8 @@ def runs(client: "SyncPrefectClient", types: Sequence[str], names: Sequence[str]
         type=FlowRunFilterStateType(any_=[StateType(item) for item in types]),
         name=FlowRunFilterStateName(any_=list(names)) if names else None,
     )
-    return client.read_flow_runs(flow_run_filter=FlowRunFilter(state=state), limit=200)
+    return client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(state=state),
+        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])) if pool else None,
+        limit=200,
+    )

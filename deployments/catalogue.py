@@ -17,7 +17,8 @@ PARITY_ROUND = CODE / "deployments" / "rounds" / "smoke-sglang.yaml"
 PULL: list[dict[str, Any]] = [{"prefect.deployments.steps.set_working_directory": {"directory": "{{ $EAGLE3_ROOT }}"}}]
 HEADER = """\
 # Rendered from deployments/rounds/*.yaml by `eagle3 deploy --render`; change those, not this.
-# From the root of the checkout, with a server that has the work pool `eagle3`:
+# From the root of the checkout, with a server that has the work pool `eagle3` and, for rounds on GPUs, their slot
+# (`prefect gcl create gpu --limit 1`):
 #   prefect deploy --prefect-file deployments/prefect.yaml --all
 # A worker finds the code through EAGLE3_ROOT, the path of the checkout (`eagle3 up` sets it for its own worker).
 """

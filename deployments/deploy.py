@@ -1,7 +1,7 @@
 """Registers the catalogue's deployments on a Prefect server, and says which of them are out of date.
 
 The same as ``prefect deploy --prefect-file deployments/prefect.yaml --all``, several times faster: each flow is
-imported once and nothing is asked. A schedule that the user has enabled or paused stays as it is.
+imported once and nothing is asked. The schedules of a deployment that exists are the user's and stay as they are.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,6 @@ def deploy(client: "SyncPrefectClient", entries: Sequence[Entry], schemas: dict[
     """Create or update every deployment of ``entries``."""
     from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
 
-    enabled = _enabled_schedules(client)
     for entry in entries:
         client.create_deployment(
             flow_id=client.create_flow_from_name(entry.flow),
@@ -67,7 +66,7 @@ def deploy(client: "SyncPrefectClient", entries: Sequence[Entry], schemas: dict[
             work_pool_name=POOL,
             concurrency_limit=1,
             concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
-            schedules=_schedules(entry, active=entry.full_name in enabled),
+            schedules=_schedules(client, entry),
         )
 
 
@@ -101,14 +100,21 @@ def _schema(entrypoint: str, root: Path) -> Schema:
     return parameter_schema(flow).model_dump(exclude_unset=True)
 
 
-def _schedules(entry: Entry, active: bool) -> "list[DeploymentScheduleCreate]":
+def _schedules(client: "SyncPrefectClient", entry: Entry) -> "list[DeploymentScheduleCreate]":
+    """Those the deployment has (the server drops what is not sent again); the catalogue's where it is new."""
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.schedules import CronSchedule
+    from prefect.exceptions import ObjectNotFound
 
-    if entry.cron is None:
-        return []
-    schedule = CronSchedule(cron=entry.cron, timezone="UTC")
-    return [DeploymentScheduleCreate(schedule=schedule, active=active, slug="nightly")]
+    try:
+        present = client.read_deployment_by_name(entry.full_name).schedules
+    except ObjectNotFound:
+        if entry.cron is None:
+            return []
+        schedule = CronSchedule(cron=entry.cron, timezone="UTC")
+        return [DeploymentScheduleCreate(schedule=schedule, active=False, slug="nightly")]
+    kept = {"schedule", "active", "parameters", "slug"}
+    return [DeploymentScheduleCreate.model_validate(item.model_dump(include=kept)) for item in present]
 
 
 def _served(client: "SyncPrefectClient") -> dict[str, str]:
@@ -118,13 +124,4 @@ def _served(client: "SyncPrefectClient") -> dict[str, str]:
         f"{flows[item.flow_id]}/{item.name}": item.version or ""
         for item in client.read_deployments(limit=200)
         if item.work_pool_name == POOL and item.flow_id in flows
-    }
-
-
-def _enabled_schedules(client: "SyncPrefectClient") -> set[str]:
-    flows = {flow.id: flow.name for flow in client.read_flows(limit=200)}
-    return {
-        f"{flows[item.flow_id]}/{item.name}"
-        for item in client.read_deployments(limit=200)
-        if item.flow_id in flows and any(schedule.active for schedule in item.schedules)
     }

@@ -64,8 +64,10 @@ def bring_up(
     try:
         if server is None:
             log = settings.log_dir / "prefect-server.log"
+            say(f"starting the Prefect server on port {port} ...")
             server = launch("Prefect server", _server_command(port), server_environment(settings, port), log)
             started.append(server)
+        say("reading the flows ...")
         schemas = parameter_schemas(entries, root)
         if started:
             _wait(lambda: healthy(api), server, log, "the Prefect server")

@@ -5,6 +5,7 @@ own, with the user's Prefect profile pointing at them); ``eagle3 round`` keeps t
 so that they end with it however it ends. Both use the same Prefect home, so the UI of one shows the runs of the other.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,9 @@ from infra.config.settings import Settings
 from infra.errors import ProcessFailed
 from infra.machine.filelock import exclusive
 from infra.machine.host import free_port, port_in_use
+
+ANSWER_SECONDS = 60.0
+"""How long a server that runs may take to answer: on a busy machine that is no sign that it is broken."""
 
 
 def up(settings: Settings, say: Say) -> Record:
@@ -37,13 +41,14 @@ def up(settings: Settings, say: Say) -> Record:
                 fix="wait until that round has ended, then `eagle3 up`",
             )
         _end_strays(settings, say, before)
-        if before is not None and before.server.alive and healthy(before.api):
+        if before is not None and _answers(before, say):
             say(f"the Prefect server already runs (pid {before.server.pid})")
             port = before.port
             working = before.worker if before.worker.alive else None
             server, worker = bring_up(settings, port, detached, say, before.server, working)
         else:
-            if before is not None:
+            if before is not None and (before.server.alive or before.worker.alive):
+                say("server and worker are stopped with what they run, and started anew")
                 before.stop()
             port = settings.api_port
             _require_free(port)
@@ -75,11 +80,12 @@ def down(settings: Settings, say: Say) -> bool:
                 fix="stop that command with Ctrl-C; they end with it",
             )
         was_alive = strays or record.server.alive or record.worker.alive
-        if record.alive and healthy(record.api):
-            cancel_all(record.api, say)
-        elif healthy(record.api):
-            with connect(record.api) as client:
-                settle(client, say)
+        if _answers(record, say):
+            if record.worker.alive:
+                cancel_all(record.api, say)
+            else:
+                with connect(record.api) as client:
+                    settle(client, say)
         for name, process in (("worker", record.worker), ("server", record.server)):
             if process.alive:
                 process.stop()
@@ -131,6 +137,22 @@ def _alone(settings: Settings, say: Say) -> Iterator[None]:
     """One command at a time changes the stack."""
     with exclusive(settings.run_dir / "stack" / "lock", lambda: say("waiting for another eagle3 command ...")):
         yield
+
+
+def _answers(record: Record, say: Say) -> bool:
+    """Whether the server of ``record`` runs and answers, within ``ANSWER_SECONDS``."""
+    begin, said = time.monotonic(), False
+    while record.server.alive:
+        if healthy(record.api):
+            return True
+        if time.monotonic() - begin > ANSWER_SECONDS:
+            say(f"the Prefect server (pid {record.server.pid}) runs, but did not answer at {record.api}")
+            return False
+        if not said:
+            said = True
+            say(f"the Prefect server is busy: waiting up to {ANSWER_SECONDS:.0f} s for its answer ...")
+        time.sleep(0.5)
+    return False
 
 
 def _end_strays(settings: Settings, say: Say, record: Record | None) -> bool:

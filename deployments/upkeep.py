@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from deployments.api import LIVE, connect, runs
 from deployments.environment import POOL
@@ -20,7 +21,7 @@ WAITING = ("Scheduled", "Late", "AwaitingConcurrencySlot")
 
 
 def ensure_pool(client: "SyncPrefectClient") -> None:
-    """Create work pool ``eagle3`` (flow runs as processes) if it is missing."""
+    """Create work pool ``eagle3`` (flow runs as processes), or unpause what :func:`cancel_all` paused."""
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectAlreadyExists
     from prefect.workers.process import ProcessWorker
@@ -29,7 +30,7 @@ def ensure_pool(client: "SyncPrefectClient") -> None:
     try:
         client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
     except ObjectAlreadyExists:
-        return
+        _pause(client, False)
 
 
 def ensure_gpu_limit(client: "SyncPrefectClient") -> None:
@@ -50,7 +51,7 @@ def settle(client: "SyncPrefectClient", say: Say) -> None:
     """
     from prefect.states import Crashed
 
-    for run in runs(client, LIVE):
+    for run in runs(client, LIVE, pool=POOL):
         for process in find(EXECUTES, str(run.id)):
             process.stop()
         message = "Its worker was stopped while it ran; start the round again, it resumes."
@@ -59,18 +60,33 @@ def settle(client: "SyncPrefectClient", say: Say) -> None:
 
 
 def cancel_all(api: str, say: Say) -> None:
-    """Cancel every run that a worker holds and wait for their ends, ``CANCEL_SECONDS`` at most; queued runs stay."""
+    """Cancel every run that a worker holds and wait for their ends, ``CANCEL_SECONDS`` at most; queued runs stay.
+
+    The work pool is paused, or the worker would begin a queued run as soon as a cancelled one lets go of its slot.
+    """
     from prefect.states import Cancelling
 
     with connect(api) as client:
-        for run in runs(client, LIVE):
-            say(f"cancelling run {run.name}")
-            client.set_flow_run_state(run.id, Cancelling(message="`eagle3 down`"))
+        _pause(client, True)
+        asked = set[UUID]()
         deadline = time.monotonic() + CANCEL_SECONDS
-        while (left := runs(client, LIVE)) and time.monotonic() < deadline:
+        # Looked for again each time: the worker may have taken up one more just before the pause.
+        while (left := runs(client, LIVE, pool=POOL)) and time.monotonic() < deadline:
+            for run in left:
+                if run.id not in asked:
+                    asked.add(run.id)
+                    say(f"cancelling run {run.name}")
+                    client.set_flow_run_state(run.id, Cancelling(message="`eagle3 down`"))
             time.sleep(0.5)
         for run in left:
             say(f"run {run.name} did not end within {CANCEL_SECONDS:.0f} s; it is killed with the worker")
-        waiting = [run for run in runs(client, ["SCHEDULED"], WAITING) if not run.auto_scheduled]
+        waiting = [run for run in runs(client, ["SCHEDULED"], WAITING, POOL) if not run.auto_scheduled]
         if waiting:
             say(f"{len(waiting)} runs wait in the queue; they start with the next `eagle3 up`")
+
+
+def _pause(client: "SyncPrefectClient", paused: bool) -> None:
+    """Whether workers are given runs of the pool."""
+    from prefect.client.schemas.actions import WorkPoolUpdate
+
+    client.update_work_pool(POOL, WorkPoolUpdate(is_paused=paused))

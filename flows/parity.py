@@ -68,6 +68,10 @@ def parity(
     with round_lock(round_):
         for side, environment in sides:
             tasks.fit_for_parity(side, environment)
+        states = []
+        for side, environment in sides:
+            with tasks.gpus_of(side, Ledger()):
+                states.append(tasks.parity_side(side, environment))
         with tasks.gpus_of(round_, Ledger()):
-            found = tasks.parity_verdict(round_, [tasks.parity_side(side, environment) for side, environment in sides])
+            found = tasks.parity_verdict(round_, states)
     get_run_logger().info(f"{found.serving} and {found.extracting} agree")

@@ -8,6 +8,7 @@ from prefect import flow, get_run_logger
 import tasks
 from infra.config.load import ROUNDS, load_round, round_file
 from infra.config.settings import Settings
+from infra.errors import Eagle3Error
 from infra.steps.context import Round
 from infra.steps.ledger import Ledger
 from infra.steps.lock import round_lock
@@ -15,10 +16,13 @@ from infra.steps.reextract import stale_rounds
 from infra.steps.serving import Serving
 from tasks.credentials import use_store_credentials
 
+STEPS = ("samples", "hidden")
+"""What runs here of a round, and so all that its plan must count."""
+
 
 @flow(name="reextract", persist_result=False)
 def reextract(rounds: list[str] = []) -> None:  # noqa: B006 (Prefect shows the default)
-    """Re-extract stale hidden states.
+    """Re-extract stale hidden states; a round that cannot be done stops none of the others.
 
     Args:
         rounds: Names of the rounds to look at; empty means every round in deployments/rounds that has hidden states.
@@ -28,17 +32,27 @@ def reextract(rounds: list[str] = []) -> None:  # noqa: B006 (Prefect shows the 
     settings = Settings()
     use_store_credentials(settings)
     configs = [load_round(round_file(name)) for name in names]
+    failed: dict[str, Eagle3Error] = {}
     for round_, why in stale_rounds(configs, settings, log.info):
         log.info(f"{round_.config.name}: {why}; extracting generation {round_.keys.hidden} beside the old")
-        with round_lock(round_):
-            _again(round_)
+        try:
+            with round_lock(round_):
+                _again(round_)
+        except Eagle3Error as error:
+            log.error(f"{round_.config.name}: {error}")
+            failed[round_.config.name] = error
+    if failed:
+        raise Eagle3Error(
+            "not re-extracted: " + "; ".join(f"{name}: {error.what}" for name, error in failed.items()),
+            fix="see what this run's log says of each; what is done stays done",
+        )
 
 
 def _again(round_: Round) -> None:
     ledger = Ledger()
     tasks.watch_disk(round_, ledger)
     with ledger.step("preflight"):
-        tasks.preflight(round_, tasks.plan(round_))
+        tasks.preflight(round_, tasks.plan(round_, only=STEPS))
     with tasks.gpus_of(round_, ledger):
         _states(round_, ledger)
     with ledger.step("cleanup"):

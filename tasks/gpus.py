@@ -2,12 +2,14 @@
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from prefect import get_run_logger, task
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.events import emit_event
 
+from infra.errors import PreflightError
 from infra.machine.gpu_policy import Act
 from infra.steps.context import Round
 from infra.steps.hygiene import clear_gpus, gpus_wanted, split_by_hand, use_gpus
@@ -19,14 +21,33 @@ GPU_SLOT = "gpu"
 
 @contextmanager
 def gpus_of(round_: Round, ledger: Ledger) -> Iterator[None]:
-    """The machine's GPUs for a round that wants any: a slot in Prefect, then a look at the GPUs themselves."""
+    """The machine's GPUs for a round that wants any: a slot in Prefect, then a look at the GPUs themselves.
+
+    Raises:
+        PreflightError: the server has no such slot, or too few GPUs are fit.
+    """
     if gpus_wanted(round_.config) == 0:
         yield
         return
-    with concurrency(GPU_SLOT, occupy=1):
+    with ExitStack() as held:
+        _take_slot(held)
         with ledger.step("gpus"):
             ledger.notes += ready_gpus(round_)
         yield
+
+
+def _take_slot(held: ExitStack) -> None:
+    """Wait for the slot and keep it until ``held`` is closed, even while the server cannot be told so."""
+    get_run_logger().info("waiting for the GPU slot")
+    slot = concurrency(GPU_SLOT, occupy=1, strict=True, raise_on_lease_renewal_failure=False)
+    try:
+        held.enter_context(slot)
+    except ConcurrencySlotAcquisitionError as error:
+        raise PreflightError(
+            f"the GPU slot cannot be taken: {error}",
+            expected=f"a concurrency limit `{GPU_SLOT}` on the Prefect server, so that rounds do not share GPUs",
+            fix=f"`eagle3 up`, or `prefect gcl create {GPU_SLOT} --limit 1`",
+        ) from error
 
 
 @task(task_run_name="gpus for {round_.config.name}", **STEP)

@@ -1,5 +1,7 @@
 """Plan: what the round would need, shown before anything starts."""
 
+from collections.abc import Collection
+
 from prefect import task
 from prefect.artifacts import create_table_artifact
 
@@ -10,9 +12,9 @@ from tasks.options import STEP
 
 
 @task(task_run_name="plan {round_.config.name}", **STEP)
-def plan(round_: Round) -> Plan:
-    """Plan the round; preflight stops it when it cannot fit, with all else that is missing."""
-    made = make_plan(round_.config, round_.settings)
+def plan(round_: Round, only: Collection[str] = ()) -> Plan:
+    """Plan the round, or ``only`` these steps; preflight stops it when it cannot fit, with all else that is missing."""
+    made = make_plan(round_, only)
     create_table_artifact(
         key="plan",
         table=[

@@ -80,7 +80,10 @@ def _environments(settings: Settings) -> Iterator[Check]:
             yield Check(f"environment {item.name}", "ok", f"{item.carries} at {item.path}")
         else:
             yield Check(
-                f"environment {item.name}", "note", "not built", f"eagle3 engines install {item.name} (a round does it)"
+                f"environment {item.name}",
+                "note",
+                "not built",
+                f"eagle3 engines install {item.name} (`eagle3 round` does it)",
             )
 
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deployments.cli.output import Json, print_json, print_table, size
+from deployments.cli.output import Json, print_json, print_table, say, size
 from deployments.cli.rounds import Set, open_round
 from infra.config.settings import Settings
 
@@ -17,22 +17,28 @@ def plan(
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Show samples, tokens, disk, memory, time, and which steps are already done."""
+    """Show samples, tokens, disk, memory, time, and which steps are already done.
+
+    Exit status 1 if the plan gate would refuse the round here.
+    """
     config = open_round(name, overrides)
     from infra.errors import GateError
+    from infra.steps.context import Round
     from infra.steps.plan import make_plan, plan_gate
 
-    result, refused = make_plan(config, Settings()), ""
+    say(f"reading the prompts of {config.name} ...")
+    result, refused = make_plan(Round(config, Settings())), ""
     try:
         plan_gate(config, result)
     except GateError as error:
         refused = str(error)
     if as_json:
         print_json(result.model_dump(mode="json") | {"refused": refused})
-        return
-    show(result)
-    if refused:
-        print(f"here the round would be refused: {refused}")
+    else:
+        show(result)
+        if refused:
+            print(f"here the round would be refused: {refused}")
+    raise typer.Exit(1 if refused else 0)
 
 
 def show(result: "Plan") -> None:

@@ -18,6 +18,9 @@ from infra.config.settings import Settings
 from infra.errors import ProcessFailed
 
 CANCEL_SECONDS = 60.0
+SILENT_SECONDS = 300.0
+"""How long a run is still believed in whose server does not answer: a busy machine can keep it from that."""
+POLL_SECONDS = 2.0
 Name = Annotated[str, typer.Argument(help="Name of a round: a file in deployments/rounds without its ending.")]
 
 
@@ -27,7 +30,8 @@ def run_round(name: Name, overrides: Set = None, as_json: Json = False) -> None:
     Uses the server and worker of `eagle3 up` if they run. Ctrl-C cancels the run.
     """
     from deployments.cli.acceptance import read_report, show
-    from deployments.environment import ui_url
+    from deployments.environment import api_url, ui_url
+    from deployments.record import running
     from deployments.stack import borrowed
 
     settings, began = Settings(), time.monotonic()
@@ -44,9 +48,9 @@ def run_round(name: Name, overrides: Set = None, as_json: Json = False) -> None:
     else:
         if found is not None:
             show(*found)
-        print(
-            f"To look at the run again: `eagle3 up`, then http://127.0.0.1:{settings.api_port}/runs/flow-run/{run_id}"
-        )
+        still = running(settings)
+        place = ui_url(still.api) if still else f"`eagle3 up`, then {ui_url(api_url(settings.api_port))}"
+        print(f"To look at the run again: {place}/runs/flow-run/{run_id}")
     if state != "Completed":
         raise ProcessFailed(
             f"round {config.name} ended {state or 'unknown'}",
@@ -90,7 +94,7 @@ def build_environments(config: RoundConfig, settings: Settings) -> None:
     """Build the environment of each engine the round uses, where it is missing."""
     from infra.engines.environments import build
 
-    for engine in sorted({config.extract.engine, config.serve_with}):
+    for engine in config.used_engines:
         name = f"{engine}-{config.engines[engine].device}"
         begin = time.monotonic()
         build(name, settings.cache_dir, say=say)
@@ -98,7 +102,10 @@ def build_environments(config: RoundConfig, settings: Settings) -> None:
 
 
 def _watch(api: str, name: str, overrides: dict[str, Any], settings: Settings) -> tuple[str, str]:
-    """Run ``prefect deployment run eagle3/NAME --watch``, pass its output on; the run's id and final state's name."""
+    """Run ``prefect deployment run eagle3/NAME --watch``, pass its output on; the run's id and final state's name.
+
+    The run is the worker's, not the watcher's: where that one ends early, the run is waited for all the same.
+    """
     from deployments.environment import client_environment
 
     command = [sys.executable, "-m", "prefect", "deployment", "run", f"eagle3/{name}", "--watch"]
@@ -113,6 +120,7 @@ def _watch(api: str, name: str, overrides: dict[str, Any], settings: Settings) -
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        errors="replace",
         start_new_session=True,
     )
     run_id = ""
@@ -123,7 +131,10 @@ def _watch(api: str, name: str, overrides: dict[str, Any], settings: Settings) -
             run_id = run_id or (found[1] if found else "")
             if "Parameters: {" not in line:
                 print(line, end="", file=sys.stderr, flush=True)
-        child.wait()
+        status = child.wait()
+        if not run_id:
+            raise ProcessFailed(f"`prefect deployment run eagle3/{name}` started no run (exit status {status})")
+        return run_id, _end_of(api, run_id, f"`prefect deployment run --watch` ended with exit status {status}")
     except KeyboardInterrupt:
         if run_id:
             _cancel(api, run_id)
@@ -131,9 +142,29 @@ def _watch(api: str, name: str, overrides: dict[str, Any], settings: Settings) -
     finally:
         child.terminate()
         child.wait()
-    if not run_id:
-        raise ProcessFailed(f"`prefect deployment run eagle3/{name}` started no run (exit status {child.returncode})")
-    return run_id, _state(api, run_id)[0]
+
+
+def _end_of(api: str, run_id: str, why: str) -> str:
+    """Name of the run's final state, waited for; ``why`` is said when it is not final yet.
+
+    Raises:
+        ProcessFailed: the server did not answer for ``SILENT_SECONDS``.
+    """
+    answered, said = time.monotonic(), False
+    while True:
+        try:
+            name, final = _state(api, run_id)
+            answered = time.monotonic()
+        except ProcessFailed:
+            if time.monotonic() - answered > SILENT_SECONDS:
+                raise
+            name, final = "not to be learnt", False
+        if final:
+            return name
+        if not said:
+            said = True
+            say(f"{why}, and run {run_id} is {name}: it is waited for")
+        time.sleep(POLL_SECONDS)
 
 
 def _cancel(api: str, run_id: str) -> None:

@@ -53,6 +53,8 @@ def deploy(
     if render:
         PREFECT_YAML.write_text(render_yaml(entries))
         say(f"wrote {PREFECT_YAML} ({len(entries)} deployments)")
+        if as_json:
+            print_json({"rendered": PREFECT_YAML, "deployments": [entry.full_name for entry in entries]})
         return
     from deployments.api import connect
     from deployments.deploy import deploy as deploy_all
@@ -63,8 +65,10 @@ def deploy(
     record = running(Settings())
     if record is None:
         raise ProcessFailed("no Prefect server of ours is running", fix="eagle3 up (it deploys as well)")
+    say("reading the flows ...")
+    schemas = parameter_schemas(entries, checkout())
     with connect(record.api) as client:
-        deploy_all(client, entries, parameter_schemas(entries, checkout()))
+        deploy_all(client, entries, schemas)
     names = [entry.full_name for entry in entries]
     if as_json:
         print_json({"deployed": names})

@@ -274,9 +274,14 @@ class RoundConfig(Strict):
     budget: BudgetConfig = Field(default=BudgetConfig(), description="Bounds of disk and time.")
     gpu: GpuConfig = Field(default=GpuConfig(), description="What may be done to get GPUs free.")
 
+    @property
+    def used_engines(self) -> tuple[EngineName, ...]:
+        """The engines that extract and serve, sorted; ``engines`` may describe more."""
+        return tuple(sorted({self.extract.engine, self.serve_with}))
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for engine in {self.extract.engine, self.serve_with}:
+        for engine in self.used_engines:
             if engine not in self.engines:
                 raise ValueError(
                     f"the round uses engine {engine!r} but `engines` describes only {sorted(self.engines)}"

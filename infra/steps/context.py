@@ -76,7 +76,7 @@ class Round:
         """Versions of the engines used and of the trainer."""
         found: dict[str, str] = {
             engine: engine_version(engine, self.config.engines[engine].device, self.settings)
-            for engine in {self.config.serve_with, self.config.extract.engine}
+            for engine in self.config.used_engines
         }
         return {**found, "speculators": importlib.metadata.version("speculators")}
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def gpus_wanted(config: RoundConfig) -> int:
     """GPUs that the round uses at once, at most; 0 for a round on the CPU."""
-    used = [config.engines[name] for name in {config.serve_with, config.extract.engine}]
+    used = [config.engines[name] for name in config.used_engines]
     wanted = [engine.tensor_parallel for engine in used if engine.device == "cuda"]
     if config.engines[config.extract.engine].device == "cuda":
         wanted.append(config.train.devices)

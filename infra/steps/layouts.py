@@ -100,7 +100,7 @@ def sglang_numbers(taps: Sequence[int], shape: TargetShape, version: str | None)
 
 def sglang_version(config: RoundConfig, settings: Settings) -> str | None:
     """The installed SGLang, when the round uses it and it is installed."""
-    if "sglang" not in {config.serve_with, config.extract.engine}:
+    if "sglang" not in config.used_engines:
         return None
     try:
         return engine_version("sglang", config.engines["sglang"].device, settings)
@@ -115,7 +115,7 @@ def sglang_faults(config: RoundConfig, shape: TargetShape, version: str | None, 
         version: the installed SGLang; None: taken as the newest one that is known.
         serves: whether drafts will be served; False where hidden states are all that is wanted.
     """
-    if "sglang" not in {config.serve_with, config.extract.engine}:
+    if "sglang" not in config.used_engines:
         return []
     try:
         numbers = sglang_numbers(config.extract.taps, shape, version)

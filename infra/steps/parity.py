@@ -62,10 +62,14 @@ def alone(config: RoundConfig, engine: EngineName, samples: int) -> RoundConfig:
     Raises:
         ConfigError: the round does not describe the engine.
     """
-    changes = {"name": f"parity-{config.name}"[:63], "extract.engine": engine, "serve_with": engine}
-    return build_round(
-        config.model_dump(mode="json"), {**changes, "gates.parity.samples": samples}, origin=f"round {config.name}"
-    )
+    changes = {
+        "name": f"parity-{config.name}"[:63],
+        "extract.engine": engine,
+        "serve_with": engine,
+        "gates.parity.samples": samples,
+        "train.devices": 1,  # nothing is trained, so the engine alone decides how many GPUs are wanted
+    }
+    return build_round(config.model_dump(mode="json"), changes, origin=f"round {config.name}")
 
 
 def environment_of(round_: Round) -> str:
@@ -212,7 +216,8 @@ def _layers(round_: Round, side: Side, head: Head, say: Say) -> Layers | None:
         if not room:
             break
     try:
-        with Reference(round_.target, round_.settings, mode, round_.extracting.device) as reference:
+        device, devices = round_.extracting.device, round_.devices
+        with Reference(round_.target, round_.settings, mode, device, devices, round_.scratch) as reference:
             return Layers([states.hidden for states in reference.states(chosen)], head)
     except ReferenceUnavailable as error:
         say(f"parity is judged without the distances between layers: {error}")

@@ -1,12 +1,11 @@
 """What a round would need: samples, tokens, disk, memory, time, and what is done already."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from infra.config.round import RoundConfig, TargetShape
-from infra.config.settings import Settings
 from infra.data.prompt import Prompt
 from infra.errors import ConfigError, EngineError, EnvironmentBuildError, GateError, MissingTarget
 from infra.machine.host import memory_available
@@ -65,15 +64,22 @@ class Plan(BaseModel):
     rates: Rates
     notes: tuple[str, ...]
 
+    @property
+    def makes_draft(self) -> bool:
+        """Whether a draft is trained and served; otherwise hidden states are all that is wanted."""
+        return any(step.step == "draft" for step in self.steps)
 
-def make_plan(config: RoundConfig, settings: Settings) -> Plan:
+
+def make_plan(round_: Round, only: Collection[str] = ()) -> Plan:
     """Plan a round without starting anything.
+
+    Args:
+        only: the steps that will run, where these are not all.
 
     Raises:
         ConfigError: neither the target nor its shape is known, or a tap does not exist in it.
     """
-    round_ = Round(config, settings)
-    notes: list[str] = []
+    config, notes = round_.config, list[str]()
     shape = _shape(round_, notes)
     if config.extract.taps[-1] >= shape.layers:
         raise ConfigError(
@@ -92,7 +98,8 @@ def make_plan(config: RoundConfig, settings: Settings) -> Plan:
     size = state_bytes_per_token(config.extract.taps, shape.hidden_size)
     keys, done = _keys(round_, notes)
     notes += _layouts(round_, shape)
-    steps = _steps(round_, shape, rates, keys, done, samples, prompt_tokens, answer_tokens)
+    every = _steps(round_, shape, rates, keys, done, samples, prompt_tokens, answer_tokens)
+    steps = [step for step in every if not only or step.step in only]
     found = rooms(round_, sum(step.store_left for step in steps), sum(step.scratch_left for step in steps))
     return Plan(
         round=config.name,
@@ -134,7 +141,7 @@ def plan_gate(config: RoundConfig, plan: Plan) -> None:
             f"round {plan.round} would take {plan.seconds / 3600:.1f} h, its budget is {budget.hours} h",
             fix="raise budget.hours or lower prompts.count",
         )
-    uses_cpu = any(engine.device == "cpu" for engine in config.engines.values())
+    uses_cpu = any(config.engines[name].device == "cpu" for name in config.used_engines)
     if uses_cpu and plan.memory_bytes > plan.memory_free:
         raise GateError(
             "plan",

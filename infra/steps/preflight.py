@@ -36,7 +36,7 @@ def _target_faults(config: RoundConfig, settings: Settings, serves: bool) -> lis
 
 def _engine_faults(config: RoundConfig, settings: Settings) -> list[str]:
     found = []
-    for engine in sorted({config.serve_with, config.extract.engine}):
+    for engine in config.used_engines:
         try:
             find_engine(engine)
             environment_python(f"{engine}-{config.engines[engine].device}", settings.cache_dir)
@@ -47,7 +47,8 @@ def _engine_faults(config: RoundConfig, settings: Settings) -> list[str]:
 
 def _gpu_faults(config: RoundConfig, report: GpuReport) -> list[str]:
     found = []
-    for name, engine in sorted(config.engines.items()):
+    for name in config.used_engines:
+        engine = config.engines[name]
         if engine.device != "cuda":
             continue
         if len(report.gpus) < engine.tensor_parallel:
@@ -55,6 +56,7 @@ def _gpu_faults(config: RoundConfig, report: GpuReport) -> list[str]:
                 f"{name} needs {engine.tensor_parallel} GPUs and this machine has {len(report.gpus)}"
                 + (f" ({report.reason})" if not report.present else "")
             )
-    if any(engine.device == "cuda" for engine in config.engines.values()) and len(report.gpus) < config.train.devices:
+    trains_on_gpus = config.engines[config.extract.engine].device == "cuda"
+    if trains_on_gpus and len(report.gpus) < config.train.devices:
         found.append(f"training wants {config.train.devices} GPUs and this machine has {len(report.gpus)}")
     return found

@@ -14,16 +14,20 @@ def stale_rounds(
 ) -> Iterator[tuple[Round, str]]:
     """(round, what changed) for every round with stale states; each stays with the samples it has.
 
-    A round that was never extracted, or whose target or engine is not on this machine, is said and passed over.
+    A round without states (never extracted, or deleted since), or one that cannot be looked at on this machine, is
+    said and passed over.
     """
     for config in configs:
-        rounds = Round(config, settings).rounds
-        live, samples = rounds.current("hidden"), rounds.current("samples")
-        if live is None or samples is None:
-            say(f"{config.name}: no hidden states yet")
-            continue
-        pinned = Round(config, settings, samples_key=samples.key)
         try:
+            rounds = Round(config, settings).rounds
+            live, samples = rounds.current("hidden"), rounds.current("samples")
+            if live is None or samples is None:
+                say(f"{config.name}: no hidden states yet")
+                continue
+            if live.key not in rounds.keys("hidden"):
+                say(f"{config.name}: its hidden states were deleted; a round that needs them extracts them again")
+                continue
+            pinned = Round(config, settings, samples_key=samples.key)
             key, now = pinned.keys.hidden, generation(pinned)
         except Eagle3Error as error:
             say(f"{config.name}: cannot be looked at here: {error}")

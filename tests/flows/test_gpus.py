@@ -1,5 +1,6 @@
 """The GPU part of a round in a flow: a slot, then the GPUs themselves, and what is told of it."""
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import pytest
 from prefect import flow
 
 import tasks
+from deployments.api import connect
+from deployments.upkeep import GPU_LIMIT, ensure_gpu_limit
 from infra.config.load import build_round
 from infra.config.settings import Settings
 from infra.errors import PreflightError
@@ -21,7 +24,6 @@ from tasks import gpus as gpu_tasks
 
 GPUS = tuple(Gpu(number, "H", 1 << 36, 0, 100 * (number == 1), (), uuid=f"GPU-{number}") for number in range(3))
 FOUND = tuple(judge(gpu, (), 0.9, (), True) for gpu in GPUS)
-pytestmark = pytest.mark.usefixtures("api")
 
 
 def round_on(device: str, folder: Path) -> Round:
@@ -32,6 +34,13 @@ def round_on(device: str, folder: Path) -> Round:
         "engines": {"vllm": {"device": device, "tensor_parallel": 2}},
     }
     return Round(build_round(fields, {}), Settings(state_dir=folder))
+
+
+@pytest.fixture(autouse=True)
+def _slot(api: str) -> None:
+    """The server has the slot, as after `eagle3 up`."""
+    with connect(api) as client:
+        ensure_gpu_limit(client)
 
 
 @flow
@@ -56,13 +65,29 @@ def cleared(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], list[dict[str, 
     return end
 
 
-def test_a_round_goes_on_with_the_gpus_that_are_fit(tmp_path: Path, cleared: Callable[[bool], Any]) -> None:
+def test_a_round_goes_on_with_the_gpus_that_are_fit(
+    tmp_path: Path, cleared: Callable[[bool], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     events, round_, ledger, seen = cleared(True), round_on("cuda", tmp_path), Ledger(), []
     use_gpus(round_, ledger, lambda: seen.append(round_.devices))
     assert seen == [("0", "2")]
     assert ledger.notes == ["goes on without GPU 1"]
     assert [step.step for step in ledger.times] == ["gpus"]
     assert [event["event"] for event in events] == ["eagle3.gpu.quarantined"]
+    assert "waiting for the GPU slot" in caplog.text
+
+
+def test_two_rounds_do_not_share_gpus_because_the_slot_is_missing(
+    tmp_path: Path, cleared: Callable[[bool], Any], api: str
+) -> None:
+    cleared(True)
+    seen: list[int] = []
+    with connect(api) as client:
+        client.delete_global_concurrency_limit_by_name(GPU_LIMIT)
+    with pytest.raises(PreflightError, match="GPU slot cannot be taken: .*`prefect gcl create gpu --limit 1`"):
+        use_gpus(round_on("cuda", tmp_path), Ledger(), lambda: seen.append(1))
+    assert seen == []
 
 
 def test_a_round_without_enough_gpus_stops_before_it_works(tmp_path: Path, cleared: Callable[[bool], Any]) -> None:

@@ -12,15 +12,25 @@ from prefect.client.orchestration import get_client
 from standin.engine import StandInEngine
 from standin.machine import Machine, Use, new_machine
 
+from deployments.api import connect
+from deployments.upkeep import ensure_gpu_limit
 from flows.eagle3 import eagle3
 from flows.parity import EngineChoice, parity
-from infra.config.round import EngineName, RungConfig
+from infra.config.round import EngineName, RoundConfig, RungConfig
 from infra.config.settings import Settings
 from infra.engines import sglang, vllm
 from infra.engines.launch import Launch, LaunchRequest
+from infra.engines.reference import ReferenceUnavailable
 from infra.errors import ConfigError, GateError, PreflightError
+from infra.machine.gpu import Gpu, GpuReport
+from infra.machine.gpu_policy import Cleared
+from infra.machine.gpu_verdict import judge
 from infra.machine.processes import recorded
+from infra.steps import hygiene
+from infra.steps import parity as parity_steps
 from infra.steps.ledger import done_steps, report_if_done
+from tasks import gpus as gpu_tasks
+from tasks import parity as parity_tasks
 
 pytestmark = pytest.mark.usefixtures("api")
 VARIABLE = "EAGLE3_ENV_{}_CPU"
@@ -124,6 +134,56 @@ def test_a_missing_environment_and_an_engine_that_is_not_described_are_named(mac
     with pytest.raises(ConfigError, match="describes only"):
         parity(machine.config(), OURS, EngineChoice(engine="sglang"))
     assert machine.events() == []
+
+
+def test_each_side_has_the_slot_and_gpus_of_its_own(
+    machine: Machine, api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One engine on the CPU, the other on GPUs of which one is not fit."""
+    with connect(api) as client:
+        ensure_gpu_limit(client)
+    cards = tuple(Gpu(number, "H", 1 << 36, 0, 100 * (number == 1), (), uuid=f"GPU-{number}") for number in range(3))
+    found = tuple(judge(card, (), 0.9, (), True) for card in cards)
+    wanted, asked = list[int](), list[tuple[str, tuple[str, ...]]]()
+
+    def clear(config: RoundConfig, *_: Any) -> Cleared:
+        wanted.append(hygiene.gpus_wanted(config))
+        return Cleared((found[0], found[2]), (found[1],), True, ())
+
+    def reference(_target: Any, _settings: Any, _mode: str, device: str, devices: tuple[str, ...] = ()) -> Any:
+        asked.append((device, devices))
+        raise ReferenceUnavailable("none here")
+
+    for module in (hygiene, parity_tasks):
+        monkeypatch.setattr(module, "gpus", lambda: GpuReport(True, "", "1", cards))
+    monkeypatch.setattr(gpu_tasks, "clear_gpus", clear)
+    monkeypatch.setattr(parity_steps, "Reference", reference)
+    monkeypatch.setenv("EAGLE3_ENV_SGLANG_CUDA", sys.prefix)
+    monkeypatch.setenv(VARIABLE.format("SGLANG"), sys.prefix)
+    on_cpu = machine.fields["engines"]["vllm"]
+    change = {
+        "engines": {"vllm": on_cpu, "sglang": {**on_cpu, "device": "cuda", "tensor_parallel": 2}},
+        "gates.convention.reference": "auto",
+        "train.devices": 3,
+    }
+    seen: dict[str, tuple[str, ...]] = {}
+    launch = VersionedEngine.launch
+
+    def launched(self: VersionedEngine, request: LaunchRequest, *rest: Any) -> Launch:
+        seen[request.config.device] = request.devices
+        return launch(self, request, *rest)
+
+    monkeypatch.setattr(VersionedEngine, "launch", launched)
+    monkeypatch.setattr(VersionedEngine, "version", lambda *_: "0.5.23")
+    one, other = EngineChoice(engine="vllm"), EngineChoice(engine="sglang")
+    parity(machine.config(), one, other, overrides=change)
+    assert seen == {"cpu": (), "cuda": ("0", "2")}
+    assert wanted == [2], "training's GPUs are not wanted where nothing is trained"
+    assert asked == [("cpu", ())]
+
+    parity(machine.config(), other, one, overrides=change)
+    assert asked[1:] == [("cuda", ("0", "2"))]
+    assert seen == {"cpu": (), "cuda": ("0", "2")}
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import time
 from collections import Counter
 from pathlib import Path
@@ -21,12 +22,13 @@ from flows.eagle3 import eagle3
 from flows.reextract import reextract
 from infra.config.load import load_round, round_file
 from infra.config.settings import Settings
-from infra.errors import ConfigError, EngineError, GateError, PreflightError
+from infra.errors import ConfigError, Eagle3Error, GateError, PreflightError
 from infra.machine.processes import recorded
 from infra.steps.context import Round
 from infra.steps.extract import faulty_shards
 from infra.steps.ledger import done_steps, report_if_done
 from infra.steps.lock import round_lock
+from infra.steps.plan import make_plan, plan_gate
 from infra.store.answers import read_answers
 
 ALL_STEPS = {"answers", "samples", "hidden", "draft", "eval", "published", "report"}
@@ -272,9 +274,9 @@ def test_the_convention_gate_stops_an_engine_whose_states_are_not_the_targets(ag
     assert recorded(again.round().settings.run_dir) == []
 
 
-def round_yaml(machine: Machine) -> str:
-    path = machine.folder / "small.yaml"
-    path.write_text(yaml.safe_dump(machine.fields))
+def round_yaml(machine: Machine, name: str = "small", **fields: Any) -> str:
+    path = machine.folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({**machine.fields, **fields, "name": name}))
     return str(path)
 
 
@@ -282,12 +284,18 @@ def test_another_engine_version_makes_a_new_generation_even_when_the_engine_dies
     again: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = again.round().keys.hidden
+    provenance = again.folder / "state" / "store" / "rounds" / "small" / "round.yaml"
+    made_by = provenance.read_text()
     monkeypatch.setenv("STANDIN_VERSION", "1-standin")
     monkeypatch.setenv("STANDIN_DIE_AFTER", "16")
     monkeypatch.setenv("STANDIN_DIED", str(tmp_path / "died"))
-    reextract([round_yaml(again)])
-
     now = again.round()
+    hours = 1.01 * make_plan(now, ("samples", "hidden")).seconds / 3600
+    with pytest.raises(GateError, match="plan gate"):
+        plan_gate(again.config(budget__hours=hours), make_plan(now))  # training would not fit; it does not run here
+    reextract([round_yaml(again, budget={"hours": hours})])
+
+    assert provenance.read_text() == made_by, "it speaks of the draft that is there"
     live = now.rounds.current("hidden")
     assert (tmp_path / "died").exists()
     assert again.launches() == {"extract": 2}
@@ -306,21 +314,45 @@ def test_another_engine_version_makes_a_new_generation_even_when_the_engine_dies
     assert again.events() == []
 
 
+def test_a_round_that_cannot_be_done_stops_no_other(again: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = again.folder / "state" / "store" / "rounds"
+    for name in ("busy", "damaged", "deleted"):
+        shutil.copytree(rounds / "small", rounds / name)
+    (rounds / "damaged" / "hidden" / "current.json").write_text("{")
+    deleted = again.round(name="deleted")
+    deleted.store.delete_tree(deleted.prefix("hidden"))
+    monkeypatch.setenv("STANDIN_VERSION", "1-standin")
+    files = [round_yaml(again, name) for name in ("busy", "damaged", "deleted", "small")]
+    with (
+        round_lock(again.round(name="busy")),
+        pytest.raises(Eagle3Error, match=f"^not re-extracted: busy: round busy is .* process {os.getpid()}") as caught,
+    ):
+        reextract(files)
+
+    assert "small" not in str(caught.value)
+    now = again.round()
+    live = now.rounds.current("hidden")
+    assert live is not None
+    assert live.key == now.keys.hidden
+    assert again.launches() == {"extract": 1}, "what was deleted by policy is not made again for nobody"
+    assert again.round(name="deleted").rounds.keys("hidden") == []
+
+
 @pytest.mark.parametrize(
-    ("fault", "kind", "sentence"),
+    ("fault", "sentence"),
     [
-        ("STANDIN_OTHER_TOKENS", EngineError, r"holds states of other tokens than the \d+ that were sent"),
-        ("STANDIN_WITHOUT_FILE", EngineError, r"the engine did not write .*\.safetensors"),
-        ("STANDIN_OTHER_NEXT", GateError, r"capture gate: .* agree with the engine's own token in 0\.0% of \d+ probes"),
+        ("STANDIN_OTHER_TOKENS", r"holds states of other tokens than the \d+ that were sent"),
+        ("STANDIN_WITHOUT_FILE", r"the engine did not write .*\.safetensors"),
+        ("STANDIN_OTHER_NEXT", r"capture gate: .* agree with the engine's own token in 0\.0% of \d+ probes"),
     ],
 )
 def test_a_wrong_engine_makes_no_states_and_costs_none(
-    fault: str, kind: type[Exception], sentence: str, again: Machine, monkeypatch: pytest.MonkeyPatch
+    fault: str, sentence: str, again: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, live = again.written("hidden"), again.round().rounds.current("hidden")
     monkeypatch.setenv("STANDIN_VERSION", "1-standin")
     monkeypatch.setenv(fault, "1")
-    with pytest.raises(kind, match=sentence):
+    with pytest.raises(Eagle3Error, match=f"not re-extracted: small: .*{sentence}"):
         reextract([round_yaml(again)])
 
     now = again.round()

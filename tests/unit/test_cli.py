@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from deployments.cli.rounds import parse_overrides
 from deployments.environment import STACK, reach_loopback, server_environment, worker_environment
 from deployments.launch import SERVER_WORDS
 from deployments.processes import Process, find, start_detached
+from deployments.profile import Earlier
+from deployments.record import Record, write_record
 from infra.config.settings import Settings
 from infra.errors import ConfigError, ProcessFailed
 from infra.machine.gpu import Gpu, GpuReport
@@ -246,6 +249,98 @@ def test_a_server_that_does_not_answer_is_one_sentence() -> None:
         connect("http://127.0.0.1:9/api") as client,
     ):
         client.read_flow_runs(limit=1)
+
+
+class Health(BaseHTTPRequestHandler):
+    """A Prefect server that says so only when it is asked the third time."""
+
+    asked = 0
+
+    def do_GET(self) -> None:
+        type(self).asked += 1
+        self.send_response(200 if self.asked > 2 else 503)
+        self.end_headers()
+        self.wfile.write(b"true")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def busy(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Record]:
+    """The record of a server and a worker that run; the server is slow to answer."""
+    monkeypatch.setattr(Health, "asked", 0)
+    monkeypatch.setenv("PREFECT_PROFILES_PATH", str(settings.state_dir / "profiles.toml"))
+    log, sleep = settings.log_dir / "sleeper.log", [sys.executable, "-S", "-c", "import signal; signal.pause()"]
+    started = [start_detached(sleep, {}, CODE, log) for _ in range(2)]
+    with ThreadingHTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield write_record(settings, "up", server.server_address[1], (started[0].pid, started[1].pid))
+        server.shutdown()
+    for process in started:
+        process.stop(0)
+
+
+def test_up_leaves_a_busy_server_and_its_runs_alone(
+    busy: Record, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def bring_up(_settings: Any, _port: int, _launch: Any, _say: Any, *given: Any) -> tuple[Any, Any]:
+        assert given == (busy.server, busy.worker)
+        return busy.server, busy.worker
+
+    monkeypatch.setattr("deployments.stack.bring_up", bring_up)
+    monkeypatch.setattr(
+        "deployments.stack.profile.activate", lambda _api: Earlier(file=CODE, active=None, existed=True)
+    )
+    assert run("up", monkeypatch=monkeypatch) == 0
+    assert busy.alive
+    assert "the Prefect server is busy: waiting up to 60 s" in capsys.readouterr().err
+
+
+def test_down_cancels_the_runs_of_a_busy_server(busy: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled: list[str] = []
+    monkeypatch.setattr("deployments.stack.cancel_all", lambda api, _say: cancelled.append(api))
+    assert run("down", monkeypatch=monkeypatch) == 0
+    assert cancelled == [busy.api]
+    assert [busy.server.alive, busy.worker.alive] == [False, False]
+
+
+def test_up_says_that_it_ends_a_server_that_never_answers(
+    busy: Record, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Health, "asked", -1000)
+    monkeypatch.setattr("deployments.stack.ANSWER_SECONDS", 0.0)
+    monkeypatch.setenv("EAGLE3_API_PORT", str(busy.port))
+    assert run("up", monkeypatch=monkeypatch) == 1  # the stand-in's port is still taken
+    said = capsys.readouterr().err
+    assert f"the Prefect server (pid {busy.server.pid}) runs, but did not answer" in said
+    assert "server and worker are stopped with what they run" in said
+    assert [busy.server.alive, busy.worker.alive] == [False, False]
+
+
+@pytest.mark.usefixtures("settings")
+def test_a_plan_that_would_be_refused_is_printed_whole_and_is_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ("plan", "tiny", "--set", "prompts.count=4", "--json")
+    assert run(*small, "--set", "budget.disk_bytes=1", monkeypatch=monkeypatch) == 1
+    output = capsys.readouterr()
+    assert "its budget is" in json.loads(output.out)["refused"]
+    assert "reading the prompts of tiny ..." in output.err
+    assert run(*small, "--set", "budget.free_bytes=0", monkeypatch=monkeypatch) == 0
+    assert json.loads(capsys.readouterr().out)["refused"] == ""
+
+
+def test_rendering_says_what_it_wrote_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prefect.yaml"
+    monkeypatch.setattr("deployments.catalogue.PREFECT_YAML", file)
+    assert run("deploy", "--render", "--json", monkeypatch=monkeypatch) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["rendered"] == str(file)
+    assert "eagle3/smoke" in facts["deployments"]
+    assert file.is_file()
 
 
 def test_an_unknown_error_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from infra.drafter.sglang_format import write_sglang
 from infra.engines.layer_ids import taps_of
 from infra.errors import EngineError
 from infra.machine.gpu import GpuReport
+from infra.steps.context import Round
 from infra.steps.layouts import layout_note, sglang_faults, sglang_numbers
 from infra.steps.plan import make_plan
 from infra.steps.preflight import faults
@@ -82,7 +83,7 @@ def test_a_round_without_sglang_is_never_refused_for_its_sake() -> None:
 def test_the_plan_of_round2_says_its_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EAGLE3_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("EAGLE3_CACHE_DIR", str(tmp_path))
-    notes = make_plan(smoke("round2", prompts__count=20), Settings()).notes
+    notes = make_plan(Round(smoke("round2", prompts__count=20), Settings())).notes
     assert any("taps 3, 31, 59 are layer ids 3, 31, 59 of sglang 0.5.23" in note for note in notes)
     assert not any("refuse" in note for note in notes)
 
@@ -102,4 +103,20 @@ def test_plan_and_preflight_refuse_a_cpu_round_served_by_sglang(
     monkeypatch.setenv("EAGLE3_CACHE_DIR", str(tmp_path))
     config = smoke(serve_with="sglang", prompts__count=20)
     assert any("cannot serve an EAGLE-3 draft on the CPU" in text for text in faults(config, Settings(), NO_GPU))
-    assert any("preflight will refuse" in note and "on the CPU" in note for note in make_plan(config, Settings()).notes)
+    notes = make_plan(Round(config, Settings())).notes
+    assert any("preflight will refuse" in note and "on the CPU" in note for note in notes)
+
+
+def test_only_engines_that_are_used_need_gpus(tmp_path: Path) -> None:
+    """smoke-sglang describes both engines; one that does neither extract nor serve is of no account."""
+    box: dict[str, Any] = {
+        "engines__vllm": {"device": "cuda", "tensor_parallel": 4, "max_model_len": 2048},
+        "serve_with": "sglang",
+    }
+    spare = smoke(**box, extract__engine="sglang", train__devices=2)
+    assert spare.used_engines == ("sglang",)
+    settings = Settings(state_dir=tmp_path)
+    assert not any("GPUs" in text for text in faults(spare, settings, NO_GPU, serves=False))
+    said = " ".join(faults(smoke(**box, extract__engine="vllm", train__devices=2), settings, NO_GPU, serves=False))
+    assert "vllm needs 4 GPUs" in said
+    assert "training wants 2 GPUs" in said

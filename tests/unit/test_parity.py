@@ -7,7 +7,7 @@ import torch
 from standin.tiny import random_llama
 from unit.sample_report import build
 
-from infra.config.round import RoundConfig, TargetShape
+from infra.config.round import RoundConfig, TargetShape, TrainConfig
 from infra.config.target import Target
 from infra.engines.extraction import States
 from infra.errors import ConfigError, GateError
@@ -210,5 +210,6 @@ def test_a_round_for_one_engine_alone_has_a_name_of_its_own() -> None:
     assert (only.name, only.extract.engine, only.serve_with, only.gates.parity.samples) == (
         "parity-mine", "sglang", "sglang", 3,
     )  # fmt: skip
+    assert alone(config.model_copy(update={"train": TrainConfig(devices=8)}), "sglang", 3).train.devices == 1
     with pytest.raises(ConfigError, match="describes only"):
         alone(config.model_copy(update={"engines": {"vllm": config.engines["vllm"]}}), "sglang", 3)
