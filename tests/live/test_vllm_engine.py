@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from standin.processes import running
 from transformers import AutoModelForCausalLM
 
 from infra.config.round import EngineConfig, RungConfig
@@ -131,7 +132,7 @@ def test_stopping_leaves_no_process(servers: dict[str, Server], settings: Settin
     assert len(processes) > len(trees)
     for server in servers.values():
         server.stop()
-    assert not [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert not [process for process in processes if running(process)]
     assert not [record for record in recorded(settings.run_dir) if record.alive and record.owner_pid == os.getpid()]
 
 

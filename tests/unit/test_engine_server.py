@@ -16,6 +16,9 @@ from infra.engines.server import Server
 from infra.errors import EngineError
 from infra.machine.processes import recorded
 
+READY = 8.0
+"""Seconds in which a loaded machine starts a Python, too."""
+
 SCRIPT = """
 import http.server, json, sys, time
 port, name, fault = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -27,6 +30,8 @@ if fault == "hangs":
     time.sleep(600)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        if self.path == "/v1/models":
+            print("phase asked for its models", flush=True)
         sick = fault == "sick" and self.path == "/health" and self.server.seen > 3
         self.server.seen += 1
         self.send_response(503 if sick else 200)
@@ -41,7 +46,7 @@ server.serve_forever()
 """
 
 
-class StandInEngine:
+class FaultyEngine:
     """Runs SCRIPT; a rung's first flag is the fault it has."""
 
     name = "standin"
@@ -65,7 +70,7 @@ class StandInEngine:
         return "1.2.3"
 
 
-class OtherVersion(StandInEngine):
+class OtherVersion(FaultyEngine):
     """Serves with another version than its environment claims."""
 
     def served_version(self, base_url: str) -> str:
@@ -86,7 +91,7 @@ def request_for(*faults: str, ready_seconds: float = 60) -> LaunchRequest:
 
 def test_the_ladder_is_walked_past_rungs_that_die(settings: Settings) -> None:
     said: list[str] = []
-    with Server(StandInEngine(), request_for("dies", "none"), settings) as server:
+    with Server(FaultyEngine(), request_for("dies", "none"), settings) as server:
         server.wait_ready(said.append)
         server.check()
         assert server.rung == "r1-none"
@@ -99,8 +104,8 @@ def test_the_ladder_is_walked_past_rungs_that_die(settings: Settings) -> None:
 
 
 def test_when_no_rung_works_each_is_named_with_why(settings: Settings) -> None:
-    with Server(StandInEngine(), request_for("dies", "hangs", ready_seconds=4), settings) as server:
-        with pytest.raises(EngineError, match=r"r0-dies: ValueError.*r1-hangs: not ready after 4 s, while phase one"):
+    with Server(FaultyEngine(), request_for("dies", "hangs", ready_seconds=READY), settings) as server:
+        with pytest.raises(EngineError, match=r"r0-dies: ValueError.*r1-hangs: not ready after 8 s, while phase one"):
             server.wait_ready()
         assert server.rung == "r1-hangs"
         assert not [record for record in recorded(settings.run_dir) if record.alive]
@@ -110,8 +115,8 @@ def test_when_no_rung_works_each_is_named_with_why(settings: Settings) -> None:
 
 def test_somebody_elses_server_on_the_port_is_not_taken_for_ours(settings: Settings) -> None:
     with (
-        Server(StandInEngine(), request_for("stranger", ready_seconds=4), settings) as server,
-        pytest.raises(EngineError, match="not ready after 4 s"),
+        Server(FaultyEngine(), request_for("stranger", ready_seconds=READY), settings) as server,
+        pytest.raises(EngineError, match="not ready after 8 s, while phase asked for its models"),
     ):
         server.wait_ready()
 
@@ -125,12 +130,12 @@ def test_another_version_than_the_environments_is_refused(settings: Settings) ->
 
 
 def test_a_server_that_dies_or_sickens_later_is_noticed(settings: Settings) -> None:
-    with Server(StandInEngine(), request_for("sick"), settings) as server:
+    with Server(FaultyEngine(), request_for("sick"), settings) as server:
         server.wait_ready()
         server.check()
         with pytest.raises(EngineError, match="answers 503: its engine is dead"):
             check_often(server)
-    with Server(StandInEngine(), request_for("none"), settings) as server:
+    with Server(FaultyEngine(), request_for("none"), settings) as server:
         server.wait_ready()
         [record] = [record for record in recorded(settings.run_dir) if record.alive]
         child = psutil.Process(record.child_pid)
