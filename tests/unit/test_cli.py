@@ -75,7 +75,7 @@ def commands(group: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, .
         yield from commands(command, (*path, name))
 
 
-@pytest.mark.parametrize("command", commands(get_command(app)), ids=" ".join)
+@pytest.mark.parametrize("command", list(commands(get_command(app))), ids=" ".join)
 def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, [*command, "--help"])
     assert result.exit_code == 0

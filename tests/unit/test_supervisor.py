@@ -85,7 +85,7 @@ def test_a_server_that_spins_is_ended_with_evidence_and_the_next_rung_is_taken(s
         [spinning] = [record.child_pid for record in recorded(settings.run_dir)]
         begin = time.monotonic()
         server.wait_ready(on_notice=notices.append)
-        assert STALL < time.monotonic() - begin < 60
+        assert time.monotonic() - begin > STALL
         assert server.rung == "r1"
         [(name, reason)] = server.failed_rungs
     assert not psutil.pid_exists(spinning)
@@ -232,10 +232,10 @@ class SeenFlights(Flights):
 
 def test_a_long_answer_and_an_idle_server_are_left_alone(serving: Callable[[str], tuple[Server, Flights]]) -> None:
     server, flights = serving("drips:5")[0], SeenFlights()
-    watch = Watch(server, flights, silence_seconds=2.0)
+    watch = Watch(server, flights, silence_seconds=3.0)
     ask(server, flights, "a")
     assert flights.landed == 1
-    wait_for(more(lambda: flights.looks, 2 * LOOKS_A_SILENCE), "it is idle for longer than the silence")
+    wait_for(more(lambda: flights.looks, LOOKS_A_SILENCE + 2), "it is idle for longer than the silence")
     watch.stop()
     server.check()
     assert server.hang == ""
