@@ -6,12 +6,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from standin.waiting import wait_for
 
 from infra.engines.environments import build, environment_python, status
 from infra.errors import EnvironmentBuildError
@@ -77,13 +76,6 @@ def run_in(python: Path, code: str) -> str:
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
 def test_build_installs_exactly_what_is_pinned_and_only_once(locks: Path, tmp_path: Path) -> None:
     describe_tiny(locks, torch=("torch-rare.txt", "torch-plain.txt"))
     cache, said = tmp_path / "cache", list[str]()
@@ -146,7 +138,7 @@ def test_killed_build_is_redone_by_one_of_two_builders(locks: Path, tmp_path: Pa
         return subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     first = start()
-    wait_for(reached.exists)
+    wait_for(reached.exists, "the packages are installed")
     first.send_signal(signal.SIGKILL)
     first.wait()
     assert [item.built for item in status(cache, locks)] == [False], "all packages are there, and yet it is not built"

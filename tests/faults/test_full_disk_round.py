@@ -8,18 +8,18 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from standin.engine import StandInEngine
-from standin.machine import REPOSITORY, Machine, new_machine, prefect_server
-from standin.runs import living, more, wait_for
+from standin.instead import instead_of_vllm
+from standin.machine import REPOSITORY, Machine, new_machine
+from standin.processes import living
 from standin.small_disk import fill, small_disk
+from standin.waiting import more, wait_for
 
-from infra.engines import vllm
 from infra.steps.extract import faulty_shards
 from infra.steps.ledger import done_steps, report_if_done
 from infra.store.answers import read_answers
@@ -33,11 +33,6 @@ LOW_WATER = 2 << 20
 PAUSED = re.compile(r"paused before (.+?): ")
 RESUMED = re.compile(r"paused .* before (.+?) for want of disk")
 ALL_STEPS = {"answers", "samples", "hidden", "draft", "eval", "published", "report"}
-
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[str]:
-    yield from prefect_server()
 
 
 @dataclass(frozen=True)
@@ -126,9 +121,8 @@ def until(condition: Callable[[], bool], what: str, run: "subprocess.Popen[bytes
 
 
 def use(machine: SmallMachine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm, "ENGINE", StandInEngine())
-    for name, value in machine.environment.items():
-        monkeypatch.setenv(name, value)
+    instead_of_vllm(monkeypatch)
+    machine.enter(monkeypatch)
 
 
 def whole(machine: SmallMachine) -> list[str]:

@@ -8,39 +8,39 @@ from typing import Any
 
 import pytest
 import torch
-from live.test_trainer import TRAIN, data, job_in, target
+from standin.gate import Gate
 from standin.small_disk import fill, small_disk
+from standin.training import TRAIN, Trainee
 
-from infra.config.target import Target
 from infra.drafter.checkpoint import SAVING, settle
 from infra.drafter.progress import TrainProgress
 from infra.drafter.trainer import train
 from infra.drafter.trainer_entry import StoreTrainer
 from infra.errors import DiskFull
 from infra.machine.processes import recorded
-from infra.store.samples import Sample
 
-__all__ = ["data", "target"]
 SIZE = 64 << 20
-Data = tuple[str, list[Sample]]
 
 
-def fill_at(disk: Path, step: int, leave: int) -> Any:
-    """A callback that fills the disk when so many steps are made, once."""
-    filled: list[Path] = []
+class FullAfter:
+    """A disk that gets full when so many steps are made, while the trainer stands still."""
 
-    def on_metrics(progress: TrainProgress) -> None:
-        if progress.done >= step and not filled:
-            filled.append(fill(disk, leave))
+    def __init__(self, disk: Path, steps: int, leave: int) -> None:
+        self._disk, self._steps, self._leave = disk, steps, leave
+        self._gate = Gate(disk.parent, steps)
+        self.python = self._gate.python
 
-    return on_metrics
+    def on_metrics(self, progress: TrainProgress) -> None:
+        """Fill it, and let the trainer go on."""
+        if progress.done == self._steps:
+            fill(self._disk, self._leave)
+            self._gate.open()
 
 
-def test_it_waits_before_a_checkpoint_and_goes_on_by_itself(tmp_path: Path, target: Target, data: Data) -> None:
-    url, samples = data
+def test_it_waits_before_a_checkpoint_and_goes_on_by_itself(tmp_path: Path, trainee: Trainee) -> None:
     with small_disk(tmp_path / "disk", SIZE) as disk:
-        job = job_in(disk / "work", target, url, epochs=1, checkpoints_per_epoch=2)
-        short: list[int] = []
+        job = trainee.job(disk / "work", epochs=1, checkpoints_per_epoch=2)
+        full, short = FullAfter(disk, 1, leave=1 << 19), list[int]()
 
         def make_room(needs: int) -> None:
             short.append(needs)
@@ -50,10 +50,11 @@ def test_it_waits_before_a_checkpoint_and_goes_on_by_itself(tmp_path: Path, targ
 
         result = train(
             replace(job, free_bytes=1 << 20),
-            samples,
+            trainee.samples,
             run_dir=tmp_path / "run",
-            on_metrics=fill_at(disk, 1, leave=1 << 19),
+            on_metrics=full.on_metrics,
             on_short=make_room,
+            python=full.python,
         )
         assert len(short) == 1
         assert result.resumed_at == 0, "nothing was trained twice"
@@ -62,19 +63,17 @@ def test_it_waits_before_a_checkpoint_and_goes_on_by_itself(tmp_path: Path, targ
         assert saved <= short[0] < 2 * saved, "it knew what it needs"
 
 
-def test_a_full_disk_ends_it_and_it_goes_on_from_the_last_checkpoint(
-    tmp_path: Path, target: Target, data: Data
-) -> None:
-    url, samples = data
+def test_a_full_disk_ends_it_and_it_goes_on_from_the_last_checkpoint(tmp_path: Path, trainee: Trainee) -> None:
     with small_disk(tmp_path / "disk", SIZE) as disk:
-        job = job_in(disk / "work", target, url, sequence_tokens=32)
+        job = trainee.job(disk / "work", sequence_tokens=32)
+        full = FullAfter(disk, TRAIN + 1, leave=0)
         with pytest.raises(DiskFull, match=r"the trainer found no room in .*/work after \d+ of 40 steps"):
-            train(job, samples, run_dir=tmp_path / "run", on_metrics=fill_at(disk, TRAIN + 1, leave=0))
+            train(job, trainee.samples, run_dir=tmp_path / "run", on_metrics=full.on_metrics, python=full.python)
         assert recorded(tmp_path / "run") == []
         assert [(item.epoch, item.step) for item in settle(job.checkpoints)] == [(0, TRAIN)]
 
         (disk / "ballast").unlink()
-        result = train(job, samples, run_dir=tmp_path / "run")
+        result = train(job, trainee.samples, run_dir=tmp_path / "run")
         assert result.resumed_at == TRAIN
         assert result.steps == len(result.history) == 2 * TRAIN
 

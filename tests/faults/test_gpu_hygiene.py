@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 from standin.gpus import GpuBox, Worker, build_library, stand_in_environment
-from standin.leftover import Leftover, bystander, running, until, zombie
+from standin.leftover import Leftover, bystander, zombie
+from standin.processes import running
+from standin.waiting import wait_for
 
 from infra.machine.ending import end_family
 from infra.machine.guard import identity_of
@@ -381,7 +383,7 @@ def test_every_kind_of_child_of_a_dead_run_is_ended_and_its_port_is_free(box: Gp
     assert set(left.pids) <= set(reaped.ended)
     assert not any(map(running, left.pids))
     assert not port_in_use(left.port)
-    until(lambda: not Path(f"/proc/{left.defunct}").exists(), "the defunct child to be taken by its new parent")
+    wait_for(lambda: not Path(f"/proc/{left.defunct}").exists(), "its new parent takes the defunct child")
     assert running(untouched)
 
 

@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from standin.processes import running
+from standin.waiting import LIMIT_SECONDS, wait_for
 
 from infra.errors import ProcessFailed
 from infra.machine import guard
@@ -22,7 +23,13 @@ from infra.machine.processes import GUARD_LOST, Guarded, Spec, clean_environment
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = (sys.executable, "-I", "-S", "-c")
 SLEEP = (*PYTHON, "import time; time.sleep(600)")
-PATIENCE = 30.0
+
+HELD = """
+import os, sys, time
+while not os.path.exists(sys.argv[-1]):
+    time.sleep(0.01)
+"""
+"""Begins a command that goes on when the file is there that is its last argument."""
 
 TREE = """
 import os, signal, subprocess, sys, time
@@ -64,24 +71,8 @@ time.sleep(600)
 """An owner in a process of its own; prints the pids of its guards and commands."""
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Wait for a condition, and give what it returned."""
-    end = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < end, f"not within {PATIENCE:.0f} s: {what}"
-        time.sleep(0.01)
-    return value
-
-
-def running(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def all_end(processes: list[psutil.Process]) -> None:
-    until(lambda: not any(map(running, processes)), f"the end of {processes}")
+    wait_for(lambda: not any(map(running, processes)), f"{processes} end")
 
 
 class Place:
@@ -90,6 +81,7 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run_dir = folder / "run"
+        self.go_on = folder / "go-on"
         self.watched: list[psutil.Process] = []
 
     def spec(self, *command: str, grace: float = 0.5) -> Spec:
@@ -100,6 +92,10 @@ class Place:
         self.watch(guarded.guard_pid, guarded.pid)
         return guarded
 
+    def start_held(self, code: str) -> Guarded:
+        """A command that does nothing until the file ``go_on`` is made: what it is then can be seen before it ends."""
+        return self.start(*PYTHON, HELD + code, str(self.go_on))
+
     def watch(self, *pids: int) -> list[psutil.Process]:
         found = [psutil.Process(pid) for pid in pids]
         self.watched += found
@@ -107,7 +103,7 @@ class Place:
 
     def tree(self, file: Path) -> list[psutil.Process]:
         """The descendants that a TREE command has written down."""
-        until(file.exists, "the tree")
+        wait_for(file.exists, "the tree is there")
         return self.watch(*map(int, file.read_text().split()))
 
     def start_tree(self, grace: float = 0.5) -> tuple[Guarded, list[psutil.Process]]:
@@ -163,8 +159,9 @@ def place(tmp_path: Path) -> Iterator[Place]:
     ],
 )
 def test_the_exit_status_is_exact_and_stays(place: Place, code: str, status: int) -> None:
-    guarded = place.start(*PYTHON, f"import time; time.sleep(0.1); {code}")
-    assert guarded.wait(PATIENCE) == status
+    guarded = place.start_held(code)
+    place.go_on.touch()
+    assert guarded.wait(LIMIT_SECONDS) == status
     all_end(place.watched)
     assert guarded.poll() == status
     guarded.stop()
@@ -174,9 +171,11 @@ def test_the_exit_status_is_exact_and_stays(place: Place, code: str, status: int
 
 def test_a_command_that_ends_takes_what_it_left_with_it(place: Place) -> None:
     file = place.folder / "tree"
-    guarded = place.start(*PYTHON, TREE.replace("time.sleep(600)\n", "sys.exit(5)\n"), str(file))
+    ends = TREE.replace("time.sleep(600)\n", f"{HELD}sys.exit(5)\n")
+    guarded = place.start(*PYTHON, ends, str(file), str(place.go_on))
     left = place.tree(file)
-    assert guarded.wait(PATIENCE) == 5
+    place.go_on.touch()
+    assert guarded.wait(LIMIT_SECONDS) == 5
     all_end([*left, *place.watched])
     assert "ending 4 processes that it left" in (place.folder / "log").read_text()
 
@@ -186,7 +185,7 @@ def test_an_orphan_that_ends_is_reaped_while_the_command_runs(place: Place) -> N
     orphan = tree[-1]
     assert orphan.ppid() == guarded.guard_pid
     orphan.kill()
-    until(lambda: not psutil.pid_exists(orphan.pid), "not even a zombie to be left")
+    wait_for(lambda: not psutil.pid_exists(orphan.pid), "not even a zombie is left")
     assert guarded.poll() is None
     guarded.stop()
 
@@ -196,7 +195,7 @@ def test_output_is_appended_to_the_log_and_the_environment_is_complete(place: Pl
     code = "import os, sys; print(os.environ.get('A'), os.environ.get('HOME'), flush=True); sys.stderr.write('err\\n')"
     spec = Spec((*PYTHON, code), "test", place.folder / "log", {"A": "1"}, cwd=place.folder)
     with Guarded.start(spec, place.run_dir) as guarded:
-        assert guarded.wait(PATIENCE) == 0
+        assert guarded.wait(LIMIT_SECONDS) == 0
     assert (place.folder / "log").read_text() == "before\n1 None\nerr\n"
 
 
@@ -208,8 +207,9 @@ def test_a_command_inherits_no_pipe_and_no_ignored_signal(place: Place) -> None:
     )
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        with place.start(*SLEEP), place.start(*PYTHON, code) as guarded:
-            assert guarded.wait(PATIENCE) == 0
+        with place.start(*SLEEP), place.start_held(code) as guarded:
+            place.go_on.touch()
+            assert guarded.wait(LIMIT_SECONDS) == 0
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     # 0, 1, 2 and the one that lists the folder
@@ -255,10 +255,8 @@ def test_a_thread_that_ends_does_not_end_what_it_started(place: Place) -> None:
 def test_stop_ends_the_whole_tree(place: Place) -> None:
     bystander = place.bystander()
     guarded, tree = place.start_tree()
-    began = time.monotonic()
     guarded.stop()
     assert not any(map(running, tree))
-    assert time.monotonic() - began < 0.5 + 5
     assert guarded.poll() == -signal.SIGTERM
     assert running(bystander)
     guarded.stop()
@@ -270,7 +268,7 @@ def test_a_command_gets_its_grace_time(place: Place) -> None:
         "print('ready', flush=True); time.sleep(600)"
     )
     guarded = place.start(*PYTHON, code, grace=30)
-    until(lambda: "ready" in (place.folder / "log").read_text(), "the handler")
+    wait_for(lambda: "ready" in (place.folder / "log").read_text(), "the handler is set")
     guarded.stop()
     assert guarded.poll() == 7
 
@@ -279,10 +277,10 @@ def test_a_second_stop_may_be_sooner_and_both_return(place: Place) -> None:
     guarded, tree = place.start_tree(grace=300)
     first = threading.Thread(target=guarded.stop)
     first.start()
-    until(lambda: guarded.poll() is not None, "the first stop to have sent TERM")
+    wait_for(lambda: guarded.poll() is not None, "the first stop has sent TERM")
     assert any(map(running, tree))
     guarded.stop(grace_seconds=0)
-    first.join(PATIENCE)
+    first.join(LIMIT_SECONDS)
     assert not first.is_alive()
     assert not any(map(running, tree))
 
@@ -313,9 +311,10 @@ def test_all_end_when_the_owner_is_killed(place: Place) -> None:
     owner, pids = place.owner((*PYTHON, TREE, str(file)), SLEEP)
     tree = place.tree(file)
     assert len(recorded(place.run_dir)) == 3
+    watched = place.watch(*(pid for pair in pids for pid in pair))
     owner.kill()
-    all_end([*place.watch(*(pid for pair in pids for pid in pair if psutil.pid_exists(pid))), *tree])
-    until(lambda: len(recorded(place.run_dir)) == 1, "the pid files to be removed")
+    all_end([*watched, *tree])
+    wait_for(lambda: len(recorded(place.run_dir)) == 1, "the pid files are removed")
     assert running(bystander)
     assert mine.poll() is None
     mine.stop()
@@ -349,7 +348,7 @@ def test_an_owner_under_a_guard_takes_its_own_commands_along(place: Place) -> No
     )
     outer = Guarded.start(spec, place.run_dir)
     tree = [*place.watch(outer.pid), *place.tree(file)]
-    until(lambda: len(recorded(place.run_dir)) == 2, "both pid files")
+    wait_for(lambda: len(recorded(place.run_dir)) == 2, "both pid files are there")
     outer.stop()
     assert not any(map(running, tree))
 
@@ -358,7 +357,7 @@ def test_a_killed_guard_is_noticed_and_stop_ends_the_tree(place: Place) -> None:
     bystander = place.bystander()
     guarded, tree = place.start_tree()
     os.kill(guarded.guard_pid, signal.SIGKILL)
-    assert guarded.wait(PATIENCE) == GUARD_LOST
+    assert guarded.wait(LIMIT_SECONDS) == GUARD_LOST
     all_end(tree[:1])  # the command goes with its guard
     assert all(map(running, tree[1:]))
     guarded.stop()
@@ -417,9 +416,11 @@ def test_an_orphan_that_hides_its_environment_is_known_by_its_session(place: Pla
         "'import time; time.sleep(600)'], env={}); print(p.pid, flush=True); time.sleep(600)"
     )
     guarded = place.start(*PYTHON, code)
-    (orphan,) = place.watch(int(until(lambda: (place.folder / "log").read_text().strip(), "the orphan's pid")))
+    (orphan,) = place.watch(
+        int(wait_for(lambda: (place.folder / "log").read_text().strip(), "the orphan says its pid"))
+    )
     os.kill(guarded.guard_pid, signal.SIGKILL)
-    assert guarded.wait(PATIENCE) == GUARD_LOST
+    assert guarded.wait(LIMIT_SECONDS) == GUARD_LOST
     guarded.stop()
     assert not running(orphan)
 

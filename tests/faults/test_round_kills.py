@@ -11,7 +11,7 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from urllib.parse import urlsplit
 
 import pytest
 from prefect.states import State
-from standin.machine import REPOSITORY, Machine, new_machine, prefect_server
-from standin.runs import Zygote, living, more, runs, wait_for
+from standin.machine import REPOSITORY, Machine, new_machine
+from standin.processes import living, running
+from standin.runs import Zygote
+from standin.waiting import more, wait_for
 
 from deployments.api import connect
 from deployments.launch import Handle, bring_up, detached
@@ -81,18 +83,6 @@ def schedule(chance: random.Random) -> list[list[tuple[str, str]]]:
         [("flow", "cleanup after")],
         [("flow", "report")],
     ]
-
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[str]:
-    yield from prefect_server()
-
-
-@pytest.fixture
-def zygote(api: str, tmp_path: Path) -> Iterator[Zygote]:
-    started = Zygote(tmp_path, api)
-    yield started
-    started.close()
 
 
 class Workers:
@@ -214,7 +204,7 @@ class Vandal:
             self._wait(more(lambda: steps_made(self.machine), 1), "the training goes on")
         else:
             self._wait(lambda: self.machine.launches().total() > launched, f"another server for {step}")
-        self._wait(lambda: not runs(victim), "what was killed is gone")
+        self._wait(lambda: not running(victim), "what was killed is gone")
 
     def _busy(self, step: str) -> Callable[[], int]:
         """The pid of the step's server or trainer, once it has done a little more and has several things in hand."""
@@ -262,7 +252,7 @@ class Vandal:
 
     def _wait(self, condition: Callable[[], Any], what: str) -> Any:
         """Wait while the run goes on."""
-        return wait_for(condition, what, LIMIT, lambda: runs(self._flow))
+        return wait_for(condition, what, LIMIT, lambda: running(self._flow))
 
     def _step(self) -> str:
         return str([event["step"] for event in self.machine.events() if "step" in event][-1])
@@ -360,18 +350,21 @@ def test_a_round_killed_everywhere_ends_as_if_it_had_not_been(
         monkeypatch.setenv(name, value)
     workers = Workers(killed, api)
     vandal = Vandal(killed, zygote, workers, touches)
+    planned = schedule(vandal.chance)
     try:
-        for kills in schedule(vandal.chance):
+        for kills in planned:
             vandal.run(kills)
         workers.start()
-        assert wait_for(workers.state, "the last run ends", LIMIT).is_completed()
+        last = wait_for(workers.state, "the last run ends", LIMIT)
+        assert last is not None
+        assert last.is_completed()
         vandal.see_nothing_left("at the end")
     finally:
         workers.close()
     with capsys.disabled():
         print(table(vandal, calm))
 
-    assert vandal.kills.total() >= 30
+    assert vandal.kills.total() == sum(map(len, planned))
     assert {what for what, _ in vandal.kills} == {"flow", "worker", "engine", "loading engine", "trainer", "guard"}
     assert {step for what, step in vandal.kills if what == "flow"} == set(touches)
     mine, others = lasting(killed), lasting(calm)

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from prefect import flow
 from standin.brain import digest
-from standin.engine import StandInEngine
-from standin.machine import Machine, new_machine, prefect_server
+from standin.instead import instead_of_vllm
+from standin.machine import Machine, new_machine
 
 import tasks
 from flows.eagle3 import eagle3
-from infra.engines import vllm
 from infra.errors import EngineError, ExtractionFault
 from infra.machine.processes import recorded
 from infra.steps.context import Round
@@ -27,21 +26,15 @@ from infra.store.answers import read_answers
 from infra.store.reader import StatesReader
 
 SAMPLES = 24
-QUICK = {"engines__vllm__silence_seconds": 1.0}
-
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[str]:
-    yield from prefect_server()
+QUICK = {"engines__vllm__silence_seconds": 3.0}
+"""For servers that hang: soon noticed. All others are given the silence that every round gives them."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _standin(api: str) -> Iterator[None]:
     """The stand-in for vLLM, and retries without their pauses."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm, "ENGINE", StandInEngine())
-        for task in (tasks.generate, tasks.extract, tasks.evaluate):
-            patch.setattr(task, "retry_delay_seconds", 0)
+        instead_of_vllm(patch)
         yield
 
 
@@ -50,20 +43,15 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     """A machine whose round has its samples and no states; tests work on copies of it."""
     machine = new_machine(tmp_path_factory.mktemp("prepared"))
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in machine.environment.items():
-            patch.setenv(name, value)
-        samples(machine.round(), Ledger())
+        samples(machine.enter(patch).round(), Ledger())
     return machine
 
 
 @pytest.fixture
 def machine(prepared: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A copy in use; its journal is empty."""
-    mine = prepared.copy(tmp_path)
-    for name, value in mine.environment.items():
-        monkeypatch.setenv(name, value)
     monkeypatch.setenv("STANDIN_DIED", str(tmp_path / "died"))
-    return mine
+    return prepared.copy(tmp_path).enter(monkeypatch)
 
 
 @pytest.fixture
@@ -112,7 +100,7 @@ def test_a_server_that_dies_in_the_middle_is_started_anew_and_no_state_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(fault, value)
-    round_, ledger = machine.round(**QUICK), Ledger()
+    round_, ledger = machine.round(**(QUICK if fault == "STANDIN_FREEZE_AFTER" else {})), Ledger()
     states(round_, ledger)
 
     assert faulty_shards(round_, deep=True) == {}
@@ -131,7 +119,7 @@ def test_a_server_that_dies_while_it_loads_is_started_anew_by_the_next_attempt(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STANDIN_DIE_LOADING", "1")
-    round_, ledger = machine.round(**QUICK), Ledger()
+    round_, ledger = machine.round(), Ledger()
     states(round_, ledger)
 
     assert faulty_shards(round_, deep=True) == {}
@@ -144,7 +132,7 @@ def test_a_server_that_dies_while_it_loads_is_started_anew_by_the_next_attempt(
 def test_a_sample_that_kills_servers_is_left_out_by_name(
     fault: str, machine: Machine, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    round_, ledger = machine.round(**QUICK), Ledger()
+    round_, ledger = machine.round(**(QUICK if fault == "STANDIN_HANGS_ON" else {})), Ledger()
     deadly = round_.samples[7]
     monkeypatch.setenv(fault, f"{digest(deadly.input_ids):016x}")
     states(round_, ledger)
@@ -161,7 +149,7 @@ def test_a_sample_that_kills_servers_is_left_out_by_name(
     assert events.count("eagle3.server.quarantine") == 1
 
     machine.forget()
-    states(machine.round(**QUICK), Ledger())
+    states(machine.round(), Ledger())
     assert machine.events() == [], "what is verified without the sample is not done again"
 
 
@@ -169,11 +157,11 @@ def test_a_sample_that_kills_servers_is_left_out_by_name(
 def test_a_server_that_is_lost_while_it_is_measured_is_measured_again(
     fault: str, words: str, machine: Machine, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    states(machine.round(**QUICK), Ledger())
+    states(machine.round(), Ledger())
     monkeypatch.setenv(f"STANDIN_{fault}_AFTER", "9")
-    eagle3(machine.config(**QUICK))
+    eagle3(machine.config(**(QUICK if fault == "FREEZE" else {})))
 
-    report = report_if_done(machine.round(**QUICK))
+    report = report_if_done(machine.round())
     assert report is not None
     assert machine.launches() == {"extract": 1, "bench": 2, "plain": 2}
     [lost] = [note for note in report.notes if "died while it was measured" in note]
@@ -200,7 +188,7 @@ def test_an_engine_that_dies_of_too_many_samples_stops_the_step(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STANDIN_LEAK", "65")
-    round_ = machine.round(**QUICK)
+    round_ = machine.round()
     with pytest.raises(TooManyDeaths, match="it is the engine rather than the samples"):
         states(round_, Ledger())
     assert machine.launches() == {"extract": 3}, "and the step is not tried again"
@@ -213,16 +201,14 @@ def test_states_that_a_living_server_gives_wrongly_are_not_asked_for_again(
 ) -> None:
     monkeypatch.setenv(fault, "1")
     with pytest.raises(ExtractionFault):
-        states(machine.round(**QUICK), Ledger())
+        states(machine.round(), Ledger())
     assert machine.launches() == {"extract": 1}
 
 
 def test_a_prompt_that_kills_servers_costs_its_conversation_and_no_other(
     prepared: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = Machine(tmp_path, prepared.fields)
-    for name, value in mine.environment.items():
-        monkeypatch.setenv(name, value)
+    mine = Machine(tmp_path, prepared.fields).enter(monkeypatch)
     monkeypatch.setenv("EAGLE3_MODELS_PATH", str(prepared.folder / "state" / "models"))
     round_, ledger = mine.round(generate__max_refused=0.2), Ledger()
     prompt = round_.prompts[3]

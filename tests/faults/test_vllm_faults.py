@@ -3,12 +3,12 @@
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from standin.processes import running
+from standin.waiting import wait_for
 
 from infra.config.load import build_round, load_round, round_file
 from infra.config.settings import Settings
@@ -56,15 +56,6 @@ def sample(row: int) -> Sample:
     return Sample(row, f"s{row}", [], tokens, [0] * 30 + [1] * 31, split, "stop", "none", {})  # type: ignore[arg-type]
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> float:
-    """Seconds until the condition held."""
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < LIMIT, what
-        time.sleep(0.05)
-    return time.monotonic() - begin
-
-
 def processes(round_: Round) -> tuple[psutil.Process, list[psutil.Process]]:
     """(API server, its engine's processes) of the one server that runs."""
     [record] = [record for record in recorded(round_.settings.run_dir) if record.alive]
@@ -72,13 +63,7 @@ def processes(round_: Round) -> tuple[psutil.Process, list[psutil.Process]]:
     return server, server.children(recursive=True)
 
 
-def gone(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return process.status() == psutil.STATUS_ZOMBIE
-    return True
-
-
-class Vandal(threading.Thread):
+class EngineVandal(threading.Thread):
     """Stops the engine after the first shard, and kills the API server alone after the third."""
 
     def __init__(self, round_: Round, serving: Serving) -> None:
@@ -104,11 +89,13 @@ class Vandal(threading.Thread):
 
     def _until_serving_again(self, what: str, engine: list[psutil.Process], servers: int) -> None:
         begin, flights = time.monotonic(), self.serving.flights
-        wait_for(lambda: self._restarts() == servers - 1, f"{what}: noticed")
+        wait_for(lambda: self._restarts() == servers - 1, f"{what}: noticed", LIMIT)
         noticed = time.monotonic() - begin
-        wait_for(lambda: len(self.serving.seconds_to_ready) == servers, f"{what}: ready again")
-        assert all(gone(process) for process in engine), "the engine outlived its server"
-        wait_for(lambda: self.serving.flights is not flights and self.serving.flights.landed > 0, f"{what}: serving")
+        wait_for(lambda: len(self.serving.seconds_to_ready) == servers, f"{what}: ready again", LIMIT)
+        assert not any(map(running, engine)), "the engine outlived its server"
+        wait_for(
+            lambda: self.serving.flights is not flights and self.serving.flights.landed > 0, f"{what}: serving", LIMIT
+        )
         self.said.append(f"{what}: noticed after {noticed:.1f} s, serving again after {time.monotonic() - begin:.1f} s")
 
     def _restarts(self) -> int:
@@ -116,7 +103,7 @@ class Vandal(threading.Thread):
 
     def _shards(self, count: int) -> None:
         left = len(steps.shards_of(self.round)) - count
-        wait_for(lambda: len(steps.faulty_shards(self.round, deep=False)) <= left, f"{count} shards")
+        wait_for(lambda: len(steps.faulty_shards(self.round, deep=False)) <= left, f"{count} shards", LIMIT)
 
 
 def test_extraction_goes_on_after_a_bad_rung_a_stopped_engine_and_a_killed_server(
@@ -126,7 +113,7 @@ def test_extraction_goes_on_after_a_bad_rung_a_stopped_engine_and_a_killed_serve
     assert len(todo) >= 5
     with Serving(round_, "extract") as serving:
         survival = Survival(serving, SAMPLES, 0.01)
-        vandal = Vandal(round_, serving)
+        vandal = EngineVandal(round_, serving)
         vandal.start()
 
         def work(extractor: Extractor) -> None:

@@ -11,7 +11,7 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,8 +19,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from standin.machine import prefect_server
-from standin.runs import Zygote, living, more, runs, wait_for
+from standin.processes import living, running
+from standin.runs import Zygote
+from standin.waiting import more, wait_for
 
 from infra.config.load import build_round, load_round, round_file
 from infra.config.round import RoundConfig
@@ -45,15 +46,6 @@ SCHEDULE = [
     [("API server", "extract"), ("flow", "extract")],
 ]
 """(what to kill, in which step), in order; a list for each run, the last kill of which ends it."""
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    server = prefect_server()
-    started = Zygote(tmp_path_factory.mktemp("zygote"), next(server))
-    yield started
-    started.close()
-    next(server, None)
 
 
 @dataclass
@@ -91,7 +83,7 @@ class Runs:
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait while the flow runs."""
-        wait_for(condition, what, LIMIT, lambda: runs(self._flow))
+        wait_for(condition, what, LIMIT, lambda: running(self._flow))
 
     def kill_flow(self, step: str) -> None:
         """End the flow by SIGKILL; nothing of it may be left."""
@@ -109,7 +101,7 @@ class Runs:
         (core if what == "engine core" else server).kill()
         self.kills[what, step] += 1
         self.until(lambda: any(item.child_pid != server.pid for item in self._servers()), f"another server for {step}")
-        assert not any(process.is_running() and runs(process.pid) for process in tree), "the engine outlived its server"
+        assert not any(map(running, tree)), "the engine outlived its server"
 
     def answered(self) -> dict[str, list[int]]:
         """Token ids of the answers so far, by sample: in the journal and in the store."""

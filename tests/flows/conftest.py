@@ -4,12 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from standin.engine import StandInEngine
+from standin.instead import instead_of_vllm
 from standin.machine import Machine, Use, new_machine, prefect_server
 
-import tasks
 from flows.eagle3 import eagle3
-from infra.engines import vllm
 
 
 @pytest.fixture(scope="session")
@@ -21,9 +19,7 @@ def api() -> Iterator[str]:
 def _standin() -> Iterator[None]:
     """The stand-in for vLLM, and retries without their pauses."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm, "ENGINE", StandInEngine())
-        for task in (tasks.generate, tasks.convention, tasks.extract, tasks.evaluate):
-            patch.setattr(task, "retry_delay_seconds", 0)
+        instead_of_vllm(patch)
         yield
 
 
@@ -32,22 +28,14 @@ def finished(api: str, tmp_path_factory: pytest.TempPathFactory) -> Machine:
     """A machine that did the small round once; tests work on copies of it."""
     machine = new_machine(tmp_path_factory.mktemp("finished"))
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in machine.environment.items():
-            patch.setenv(name, value)
-        eagle3(machine.config())
+        eagle3(machine.enter(patch).config())
     return machine
 
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     """Makes this process work on a machine."""
-
-    def on(machine: Machine) -> Machine:
-        for name, value in machine.environment.items():
-            monkeypatch.setenv(name, value)
-        return machine
-
-    return on
+    return lambda machine: machine.enter(monkeypatch)
 
 
 @pytest.fixture

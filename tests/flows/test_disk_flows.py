@@ -10,8 +10,8 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from standin.machine import Machine, Use
 from standin.small_disk import fill, small_disk
-from unit.test_disk_guard import Standing
-from unit.test_retention import finish
+from standin.standing import Standing
+from standin.stored_round import finish
 
 import tasks
 from flows.cleanup import cleanup

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import shutil
-import time
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from flows.reextract import reextract
 from infra.config.load import load_round, round_file
 from infra.config.settings import Settings
 from infra.errors import ConfigError, Eagle3Error, GateError, PreflightError
+from infra.machine.gpu import GpuReport
 from infra.machine.processes import recorded
 from infra.steps.context import Round
 from infra.steps.extract import faulty_shards
@@ -113,12 +114,10 @@ def test_a_finished_round_is_not_done_again(again: Machine) -> None:
     torn = again.folder / "state" / "store" / "rounds" / "small" / ".put-0123456789abcdef"
     torn.write_bytes(b"half")
     os.utime(torn, (0, 0))
-    started = time.monotonic()
     eagle3(again.config())
 
     assert again.written(*ALL_STEPS) == before
     assert again.events() == []
-    assert time.monotonic() - started < 30
     assert not torn.exists(), "what a dead writer left is swept"
 
 
@@ -222,6 +221,8 @@ def test_round2_is_told_all_that_this_machine_lacks(
 ) -> None:
     use(Machine(tmp_path, finished.fields))
     monkeypatch.setenv("EAGLE3_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("EAGLE3_ENV_SGLANG_CUDA", raising=False)
+    monkeypatch.setattr(sys.modules["tasks.preflight"], "gpus", lambda: GpuReport(False, "no NVIDIA driver", "", ()))
     round_ = Round(load_round(round_file("round2")), Settings())
 
     @flow
@@ -232,9 +233,9 @@ def test_round2_is_told_all_that_this_machine_lacks(
         only_preflight()
     said = str(caught.value)
     assert "target Kimi-K2.5 is not at" in said
-    assert "sglang" in said
-    assert "sglang needs 8 GPUs and this machine has" in said
-    assert "training wants 8 GPUs" in said
+    assert "eagle3 engines install sglang-cuda" in said
+    assert "sglang needs 8 GPUs and this machine has 0 (no NVIDIA driver)" in said
+    assert "training wants 8 GPUs and this machine has 0" in said
 
 
 def test_a_round_is_worked_on_once_at_a_time(again: Machine) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from standin.processes import living
 
 from infra.config.settings import Settings
 from infra.machine.host import free_port
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 @dataclass
-class Machine:
+class RealMachine:
     """A user's machine with a state folder of its own."""
 
     settings: Settings
@@ -33,22 +33,9 @@ class Machine:
         assert done.returncode == 0, done.stdout
         return json.loads(done.stdout[done.stdout.index("{") :])
 
-    def processes(self) -> list[str]:
-        """Command lines of processes that belong to this machine's state folder."""
-        mark = str(self.settings.state_dir)
-        found = []
-        for process in psutil.process_iter():
-            try:
-                environment = process.environ()
-                if environment.get("EAGLE3_STATE_DIR") == mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(" ".join(process.cmdline()))
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        return found
-
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Machine:
+def machine(tmp_path_factory: pytest.TempPathFactory, models: Path) -> RealMachine:
     base = tmp_path_factory.mktemp("machine")
     env = dict(os.environ) | {
         "HOME": str(base),
@@ -58,11 +45,11 @@ def machine(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Machine:
         "EAGLE3_API_PORT": str(free_port()),
     }
     settings = Settings(state_dir=base / "state", models_path=models)
-    return Machine(settings, env)
+    return RealMachine(settings, env)
 
 
 @pytest.fixture(scope="module")
-def first(machine: Machine) -> dict[str, Any]:
+def first(machine: RealMachine) -> dict[str, Any]:
     """The first run of the round; its report."""
     plan = machine.eagle3("plan", "tiny")
     assert not any(step["done"] for step in plan["steps"])
@@ -85,7 +72,7 @@ def test_the_round_trains_a_draft_and_measures_it_in_serving(first: dict[str, An
     assert measured["heldout"]["acceptance"]["length"] == pytest.approx(predicted, rel=0.1)
 
 
-def test_every_step_did_its_work_and_left_no_process(first: dict[str, Any], machine: Machine) -> None:
+def test_every_step_did_its_work_and_left_no_process(first: dict[str, Any], machine: RealMachine) -> None:
     steps = {item["step"]: item for item in first["steps"]}
     assert list(steps) == [
         *(
@@ -103,7 +90,7 @@ def test_every_step_did_its_work_and_left_no_process(first: dict[str, Any], mach
         *("publish", "cleanup after"),
     ]
     assert not any(item["reused"] for item in steps.values())
-    assert machine.processes() == []
+    assert living(machine.settings.state_dir) == []
     assert recorded(machine.settings.run_dir) == []
 
 
@@ -111,7 +98,7 @@ def test_the_plan_said_what_the_round_would_need(first: dict[str, Any]) -> None:
     assert first["used_disk_bytes"] == pytest.approx(first["plan"]["disk_bytes"], rel=0.25)
 
 
-def test_the_published_draft_names_no_path_of_this_machine(first: dict[str, Any], machine: Machine) -> None:
+def test_the_published_draft_names_no_path_of_this_machine(first: dict[str, Any], machine: RealMachine) -> None:
     folder = Path(first["published"].removeprefix("file://"))
     assert {path.name for path in folder.iterdir()} >= {"config.json", "model.safetensors", "README.md"}
     for name in ("config.json", "README.md"):
@@ -121,13 +108,13 @@ def test_the_published_draft_names_no_path_of_this_machine(first: dict[str, Any]
     assert json.loads((folder / "config.json").read_text())["eagle_aux_hidden_state_layer_ids"] == [2, 15, 27]
 
 
-def test_the_states_went_by_policy_and_the_samples_stayed(first: dict[str, Any], machine: Machine) -> None:
+def test_the_states_went_by_policy_and_the_samples_stayed(first: dict[str, Any], machine: RealMachine) -> None:
     rounds = machine.settings.state_dir / "store" / "rounds" / "tiny"
     assert not list((rounds / "hidden").glob("*/*/*.safetensors"))
     assert list((rounds / "samples").glob("*/part-*.parquet"))
 
 
-def test_the_same_round_again_does_nothing_twice(first: dict[str, Any], machine: Machine) -> None:
+def test_the_same_round_again_does_nothing_twice(first: dict[str, Any], machine: RealMachine) -> None:
     store = machine.settings.state_dir / "store"
     before = {path: path.stat().st_mtime_ns for path in store.rglob("*") if path.is_file()}
     engines = set(machine.settings.log_dir.glob("vllm-*"))

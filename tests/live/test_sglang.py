@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import httpx
 import psutil
 import pytest
+from standin.processes import running
 
 from infra.config.load import load_round, round_file
 from infra.config.round import EngineConfig, RungConfig
@@ -135,5 +136,5 @@ def test_stopping_leaves_no_process(server: Server, settings: Settings) -> None:
     processes = [trees[0], *trees[0].children(recursive=True)]
     assert len(processes) > 2
     server.stop()
-    assert not [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert not [process for process in processes if running(process)]
     assert not [record for record in recorded(settings.run_dir) if record.alive and record.owner_pid == os.getpid()]

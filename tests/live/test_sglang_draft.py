@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from unit import sglang_reader
-from unit.test_sglang_format import NUMBERS, config, draft
+from standin import sglang_reader
+from standin.speculators_draft import NUMBERS, draft_config, write_draft
 
 from infra.config.settings import Settings
 from infra.drafter.sglang_format import write_sglang
@@ -20,7 +20,7 @@ STAND_INS = Path(__file__).resolve().parents[2] / "infra" / "engines" / "plugins
 
 def test_the_real_loader_fills_every_parameter_with_what_the_tests_reader_says(models: Path, tmp_path: Path) -> None:
     python = build("sglang-cpu", Settings().cache_dir) / "bin" / "python"
-    folder = write_sglang(draft(tmp_path / "draft", config()), tmp_path / "sglang", NUMBERS)
+    folder = write_sglang(write_draft(tmp_path / "draft", draft_config()), tmp_path / "sglang", NUMBERS)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

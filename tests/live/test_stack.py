@@ -6,8 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from standin.processes import living
+from standin.waiting import wait_for
 
 from deployments.processes import find
 from infra.config.load import ROUNDS
@@ -56,17 +57,8 @@ def {name}({parameters}) -> None:
 """
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 240) -> Any:
-    """The condition's value once it holds."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"did not happen within {seconds} s"
-        time.sleep(0.1)
-    return value
-
-
 @dataclass
-class Machine:
+class UserMachine:
     """A user's machine: home, checkout with stand-in flows, state folder, free port."""
 
     base: Path
@@ -83,6 +75,10 @@ class Machine:
         both = "config: dict, extracting: dict, serving: dict, samples: int = 8, overrides: dict = {}"
         (flows / "parity.py").write_text(EMPTY.format(name="parity", parameters=both))
         (self.rounds / "tiny.yaml").write_text((ROUNDS / "tiny.yaml").read_text())
+
+    @property
+    def state_dir(self) -> Path:
+        return self.base / "state"
 
     @property
     def rounds(self) -> Path:
@@ -117,7 +113,7 @@ class Machine:
             self.shell
             | environment
             | {
-                "EAGLE3_STATE_DIR": str(self.base / "state"),
+                "EAGLE3_STATE_DIR": str(self.state_dir),
                 "EAGLE3_CACHE_DIR": str(self.base / "cache"),
                 "EAGLE3_API_PORT": str(self.port),
                 "EAGLE3_ROOT": str(self.base / "checkout"),
@@ -195,41 +191,28 @@ class Machine:
             result[item["entrypoint"]] = {name: item[name] for name in facts} | {"schedules": schedules}
         return result
 
-    def processes(self) -> list[str]:
-        """Command lines of everything that runs for this machine."""
-        mark = f"EAGLE3_STATE_DIR={self.base / 'state'}".encode()
-        found = []
-        for process in psutil.process_iter():
-            try:
-                environ = Path(f"/proc/{process.pid}/environ").read_bytes()
-                if mark in environ and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(" ".join(process.cmdline()))
-            except (OSError, psutil.NoSuchProcess):
-                continue
-        return found
 
-
-def last_state(machine: Machine, run: str) -> str:
+def last_state(machine: UserMachine, run: str) -> str:
     """The run's state as the stopped server's database has it."""
-    with closing(sqlite3.connect(machine.base / "state" / "prefect" / "prefect.db")) as database:
+    with closing(sqlite3.connect(machine.state_dir / "prefect" / "prefect.db")) as database:
         [[name]] = database.execute("select state_name from flow_run where id = ?", [run])
     return str(name)
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return Machine(tmp_path_factory.mktemp("machine"))
+def machine(tmp_path_factory: pytest.TempPathFactory) -> UserMachine:
+    return UserMachine(tmp_path_factory.mktemp("machine"))
 
 
 @pytest.fixture(scope="module")
-def up(machine: Machine) -> Iterator[Machine]:
+def up(machine: UserMachine) -> Iterator[UserMachine]:
     machine.eagle3("up")
     yield machine
     machine.hold.unlink(missing_ok=True)
     machine.eagle3("down")
 
 
-def test_up_again_changes_nothing(up: Machine) -> None:
+def test_up_again_changes_nothing(up: UserMachine) -> None:
     before = json.loads(up.eagle3("status", "--json"))["stack"]
     again = json.loads(up.eagle3("up", "--json"))
     assert (again["server_pid"], again["worker_pid"]) == (before["server"]["pid"], before["worker"]["pid"])
@@ -237,29 +220,29 @@ def test_up_again_changes_nothing(up: Machine) -> None:
     assert [limit["limit"] for limit in up.post("v2/concurrency_limits/filter", {}) if limit["name"] == "gpu"] == [1]
 
 
-def test_a_plain_prefect_in_a_fresh_shell_finds_it(up: Machine) -> None:
+def test_a_plain_prefect_in_a_fresh_shell_finds_it(up: UserMachine) -> None:
     output = up.prefect("deployment", "run", "eagle3/tiny", "--watch", "--param", 'overrides={"train.epochs": 2}')
     assert "finished successfully" in output
     [note] = up.notes.glob("began-*")
     assert note.read_text() == f"{up.base / 'checkout'} 5 {{'train.epochs': 2}}"
 
 
-def test_a_second_start_waits_until_the_first_has_ended(up: Machine) -> None:
+def test_a_second_start_waits_until_the_first_has_ended(up: UserMachine) -> None:
     up.hold.touch()
     first = up.begin()
-    wait_for(lambda: (up.notes / f"began-{first}").exists())
+    wait_for((up.notes / f"began-{first}").exists, "the first begins")
     second = up.begin()
-    wait_for(lambda: up.state(second) == "AwaitingConcurrencySlot")
+    wait_for(lambda: up.state(second) == "AwaitingConcurrencySlot", "the second waits")
     listed = {run["id"]: run["state"] for run in json.loads(up.eagle3("status", "--json"))["runs"]}
     assert listed[first] == "Running"
     assert listed[second] in ("AwaitingConcurrencySlot", "Late")
     up.hold.unlink()
-    wait_for(lambda: up.state(second) == "Completed")
+    wait_for(lambda: up.state(second) == "Completed", "the second ends")
     ended, began = up.notes / f"ended-{first}", up.notes / f"began-{second}"
     assert ended.stat().st_mtime <= began.stat().st_mtime
 
 
-def test_a_changed_round_file_is_noticed(up: Machine) -> None:
+def test_a_changed_round_file_is_noticed(up: UserMachine) -> None:
     def said() -> str:
         items = json.loads(up.eagle3("status", "--json"))["deployments"]
         return {item["name"]: item["state"] for item in items}["eagle3/tiny"]
@@ -272,7 +255,7 @@ def test_a_changed_round_file_is_noticed(up: Machine) -> None:
     assert said() == "current"
 
 
-def test_prefects_own_deploy_makes_the_same_deployments(up: Machine) -> None:
+def test_prefects_own_deploy_makes_the_same_deployments(up: UserMachine) -> None:
     render = (
         "from pathlib import Path; from deployments.catalogue import *;"
         "Path('deployments/prefect.yaml').write_text(render(catalogue(Path.cwd())))"
@@ -285,7 +268,7 @@ def test_prefects_own_deploy_makes_the_same_deployments(up: Machine) -> None:
     assert theirs == ours
 
 
-def test_an_enabled_schedule_stays_enabled(up: Machine) -> None:
+def test_an_enabled_schedule_stays_enabled(up: UserMachine) -> None:
     [nightly] = [
         item for item in up.post("deployments/filter", {}) if item["entrypoint"] == "flows/reextract.py:reextract"
     ]
@@ -297,55 +280,55 @@ def test_an_enabled_schedule_stays_enabled(up: Machine) -> None:
     assert active == {"flows/reextract.py:reextract": True, "flows/cleanup.py:cleanup": False}
 
 
-def test_a_run_whose_worker_and_process_were_killed_does_not_stay_running(up: Machine) -> None:
+def test_a_run_whose_worker_and_process_were_killed_does_not_stay_running(up: UserMachine) -> None:
     up.hold.touch()
     run = up.begin()
-    wait_for((up.notes / f"began-{run}").exists)
+    wait_for((up.notes / f"began-{run}").exists, "the run begins")
     beat = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "resource": {"id": [f"prefect.flow-run.{run}"]}}
-    wait_for(lambda: up.post("events/filter", {"filter": beat})["events"])
+    wait_for(lambda: up.post("events/filter", {"filter": beat})["events"], "its heartbeat has come")
     worker = json.loads(up.eagle3("status", "--json"))["stack"]["worker"]["pid"]
     psutil.Process(worker).kill()
     for process in find("PREFECT__FLOW_RUN_ID", run):
         os.kill(process.pid, signal.SIGKILL)
     assert up.state(run) == "Running"
-    wait_for(lambda: up.state(run) == "Crashed", 400)
+    wait_for(lambda: up.state(run) == "Crashed", "the silent run is crashed", 400)
     state = httpx.get(f"{up.api}/flow_runs/{run}", timeout=60).json()["state"]
     assert state["message"].startswith("No heartbeat for 90 seconds")
     up.hold.unlink()
     assert json.loads(up.eagle3("up", "--json"))["worker_pid"] != worker
     after = up.begin()
-    wait_for(lambda: up.state(after) == "Completed")
+    wait_for(lambda: up.state(after) == "Completed", "the next run ends")
 
 
-def test_the_run_of_a_killed_worker_is_ended_before_the_next_worker_comes(up: Machine) -> None:
+def test_the_run_of_a_killed_worker_is_ended_before_the_next_worker_comes(up: UserMachine) -> None:
     up.hold.touch()
     for command in ("up", "down"):
         run = up.begin()
-        wait_for((up.notes / f"began-{run}").exists)
+        wait_for((up.notes / f"began-{run}").exists, "the run begins")
         worker = json.loads(up.eagle3("status", "--json"))["stack"]["worker"]["pid"]
         os.kill(worker, signal.SIGKILL)
         up.eagle3(command)
         assert (up.notes / f"ended-{run}").exists(), "its own clean-up ran"
         assert last_state(up, run) == "Crashed"
-    assert up.processes() == []
+    assert living(up.state_dir) == []
     up.eagle3("up")
 
 
-def test_down_cancels_what_runs_and_leaves_nothing(up: Machine) -> None:
+def test_down_cancels_what_runs_and_leaves_nothing(up: UserMachine) -> None:
     up.hold.touch()
     run = up.begin()
-    wait_for((up.notes / f"began-{run}").exists)
+    wait_for((up.notes / f"began-{run}").exists, "the run begins")
     assert 'active = "eagle3"' in up.profiles.read_text()
     up.eagle3("down")
     assert last_state(up, run) == "Cancelled"
     assert (up.notes / f"ended-{run}").exists(), "the flow's own clean-up ran"
-    assert up.processes() == []
+    assert living(up.state_dir) == []
     assert not port_in_use(up.port)
     assert up.profiles.read_text() == PROFILES
     assert json.loads(up.eagle3("down", "--json")) == {"stopped": False}
 
 
-def test_a_taken_port_is_said_with_its_holder(machine: Machine) -> None:
+def test_a_taken_port_is_said_with_its_holder(machine: UserMachine) -> None:
     serve = f"server = socket.create_server(('127.0.0.1', {machine.port}))"
     listen = f"import socket, sys; {serve}; print(flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", listen], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
@@ -358,35 +341,35 @@ def test_a_taken_port_is_said_with_its_holder(machine: Machine) -> None:
     assert machine.profiles.read_text() == PROFILES
 
 
-def test_a_round_brings_its_own_stack_and_takes_it_away(machine: Machine) -> None:
+def test_a_round_brings_its_own_stack_and_takes_it_away(machine: UserMachine) -> None:
     machine.hold.unlink(missing_ok=True)
     facts = json.loads(machine.eagle3("round", "tiny", "--set", "train.epochs=2", "--json"))
     assert facts["state"] == "Completed"
     assert (machine.notes / f"began-{facts['run']}").read_text().endswith("{'train.epochs': 2}")
-    assert machine.processes() == []
+    assert living(machine.state_dir) == []
     assert machine.profiles.read_text() == PROFILES
 
 
-def test_an_interrupted_round_is_cancelled(machine: Machine) -> None:
+def test_an_interrupted_round_is_cancelled(machine: UserMachine) -> None:
     machine.hold.touch()
     before = set(machine.notes.glob("began-*"))
     process = machine.start("round", "tiny")
-    wait_for(lambda: set(machine.notes.glob("began-*")) - before)
+    wait_for(lambda: set(machine.notes.glob("began-*")) - before, "the round begins")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=300)
     assert process.returncode != 0
     assert "is Cancelled" in errors
-    assert machine.processes() == []
+    assert living(machine.state_dir) == []
 
 
-def test_a_killed_round_leaves_no_process(machine: Machine) -> None:
+def test_a_killed_round_leaves_no_process(machine: UserMachine) -> None:
     machine.hold.touch()
     before = set(machine.notes.glob("began-*"))
     process = machine.start("round", "tiny")
-    wait_for(lambda: set(machine.notes.glob("began-*")) - before)
+    wait_for(lambda: set(machine.notes.glob("began-*")) - before, "the round begins")
     process.kill()
     process.communicate()
-    wait_for(lambda: machine.processes() == [])
+    wait_for(lambda: living(machine.state_dir) == [], "no process is left")
     assert not port_in_use(machine.port)
     machine.hold.unlink()
     assert json.loads(machine.eagle3("round", "tiny", "--json"))["state"] == "Completed", "the queue is free again"

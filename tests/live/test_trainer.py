@@ -9,95 +9,31 @@ from pathlib import Path
 
 import pytest
 import torch
-from standin.tiny import random_llama
-from transformers import LlamaForCausalLM
+from standin.gate import Gate
+from standin.training import PREFIX, TRAIN, Trainee
 
-from infra.config.round import TrainConfig
-from infra.config.target import Target, read_shape, target_revision
 from infra.drafter.acceptance import bootstrap
-from infra.drafter.checkpoint import perturbed, publishable, verify_draft
+from infra.drafter.checkpoint import perturbed, publishable, settle, verify_draft
 from infra.drafter.progress import TrainProgress
-from infra.drafter.trainer import TrainerKilled, TrainJob, train
+from infra.drafter.trainer import TrainerKilled, train
 from infra.drafter.walk import walk
 from infra.drafter.walk_entry import draft_chains, load_draft
 from infra.errors import GateError, TrainingError
 from infra.machine.processes import recorded
-from infra.store.hidden import ShardWriter, StatesMeta, plan_shards, state_bytes_per_token
-from infra.store.objects import ObjectStore
 from infra.store.reader import StatesReader
 from infra.store.samples import Sample
 
 pytestmark = pytest.mark.timeout(900)
-TAPS = (1, 2, 3)
-PREFIX = "rounds/tiny/hidden/0123456789ab"
-TRAIN, HELDOUT, PROMPT, ANSWER = 20, 4, 6, 26
 
 
 class Stopped(Exception):
     """Raised by a callback in the middle of a training."""
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    folder = tmp_path_factory.mktemp("targets") / "tiny"
-    random_llama(folder, vocabulary=256, dtype=torch.bfloat16)
-    return Target(name="tiny", path=folder, shape=read_shape(folder), revision=target_revision(folder))
-
-
-@pytest.fixture(scope="module")
-def data(target: Target, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Sample]]:
-    """A store with the hidden states of greedy answers, and the samples."""
-    torch.manual_seed(1)
-    url = f"file://{tmp_path_factory.mktemp('store')}"
-    model = LlamaForCausalLM.from_pretrained(target.path, dtype=torch.float32).eval()
-    last: list[torch.Tensor] = []
-    model.model.layers[-1].register_forward_hook(
-        lambda _m, _i, out: last.append(out[0] if isinstance(out, tuple) else out)
-    )
-    tokens = torch.randint(0, 32, (TRAIN + HELDOUT, PROMPT))
-    with torch.no_grad():
-        for _ in range(ANSWER):
-            tokens = torch.cat([tokens, model(tokens).logits[:, -1:].argmax(-1)], dim=1)
-        hidden = model(tokens, output_hidden_states=True).hidden_states
-    states = torch.stack([*(hidden[tap] for tap in TAPS), last[-1]], dim=2).to(torch.bfloat16)
-    counts = [tokens.shape[1]] * len(tokens)
-    plan = plan_shards(counts, state_bytes_per_token(TAPS, 64), 1 << 16)
-    meta = StatesMeta(
-        taps=TAPS,
-        final="pre_norm",
-        dtype="bf16",
-        hidden_size=64,
-        engine="reference",
-        engine_version="1",
-        target_revision="r",
-    )
-    for shard in plan:
-        writer = ShardWriter(ObjectStore(url), PREFIX, shard, meta, 1 << 15)
-        for row in range(shard.first_row, shard.end_row):
-            writer.add(row, tokens[row], states[row])
-        writer.commit()
-    samples = [
-        Sample(
-            row=row, sample_id=f"s{row}", messages=[], input_ids=ids, loss_mask=[0] * PROMPT + [1] * ANSWER,
-            split="train" if row < TRAIN else "heldout", finish_reason="length", engine="reference", sampling={},
-        )
-        for row, ids in enumerate(tokens.tolist())
-    ]  # fmt: skip
-    return url, samples
-
-
-def job_in(workdir: Path, target: Target, url: str, **changes: object) -> TrainJob:
-    fields = {"epochs": 2, "sequence_tokens": 64, "learning_rate": 5e-3, "warmup": 0.0, **changes}
-    config = TrainConfig(**fields)  # type: ignore[arg-type]
-    return TrainJob(config, target, "cpu", TAPS, url, PREFIX, draft_vocab_size=128, workdir=workdir)
-
-
-def test_trains_to_the_end_and_the_draft_can_be_used(
-    tmp_path: Path, target: Target, data: tuple[str, list[Sample]]
-) -> None:
-    url, samples = data
+def test_trains_to_the_end_and_the_draft_can_be_used(tmp_path: Path, trainee: Trainee) -> None:
+    samples = trainee.samples
     seen: list[TrainProgress] = []
-    job = job_in(tmp_path / "work", target, url, epochs=6)
+    job = trainee.job(tmp_path / "work", epochs=6)
     result = train(job, samples, run_dir=tmp_path / "run", on_metrics=seen.append)
 
     assert result.steps == len(result.history) == 6 * TRAIN // 2
@@ -120,13 +56,13 @@ def test_trains_to_the_end_and_the_draft_can_be_used(
 
     draft = publishable(result.checkpoint, tmp_path / "draft", "org/tiny")
     verify_draft(draft, job.shape)
-    assert str(target.path) not in (draft / "config.json").read_text()
+    assert str(trainee.target.path) not in (draft / "config.json").read_text()
 
-    sees_only_what_serving_has(draft, url)
+    sees_only_what_serving_has(draft, trainee.url)
 
     def walked(folder: Path) -> float:
         outcome = walk(
-            folder, samples[:TRAIN], states_url=url, states_prefix=PREFIX, drafts=3,
+            folder, samples[:TRAIN], states_url=trainee.url, states_prefix=PREFIX, drafts=3,
             workdir=tmp_path / f"walk-{folder.name}", run_dir=tmp_path / "run",
         )  # fmt: skip
         assert [sample.row for sample in outcome.samples] == list(range(TRAIN))
@@ -154,28 +90,27 @@ def sees_only_what_serving_has(draft: Path, url: str) -> None:
     assert not torch.equal(draft_chains(model, states, tokens, 3)[:, position:], chains[:, position:])
 
 
-def test_goes_on_after_an_interrupt_and_after_kill_9(
-    tmp_path: Path, target: Target, data: tuple[str, list[Sample]]
-) -> None:
-    url, samples = data
+def test_goes_on_after_an_interrupt_and_after_kill_9(tmp_path: Path, trainee: Trainee) -> None:
+    samples = trainee.samples
     run_dir = tmp_path / "run"
-    job = job_in(tmp_path / "work", target, url, max_steps=15, checkpoints_per_epoch=2)
+    job = trainee.job(tmp_path / "work", max_steps=15, checkpoints_per_epoch=2)
 
     def stop_at_two(progress: TrainProgress) -> None:
-        if progress.done >= 2:
+        if progress.done == 2:
             raise Stopped
 
     with pytest.raises(Stopped):
-        train(job, samples, run_dir=run_dir, on_metrics=stop_at_two)
+        train(job, samples, run_dir=run_dir, on_metrics=stop_at_two, python=Gate(tmp_path, steps=2).python)
     assert recorded(run_dir) == []
+    assert settle(job.checkpoints) == [], "an interrupt makes no checkpoint"
 
     def kill_after_a_checkpoint(progress: TrainProgress) -> None:
-        if progress.done >= 7:
-            for record in recorded(run_dir):
-                os.kill(record.child_pid, signal.SIGKILL)
+        if progress.done == 7:
+            [record] = recorded(run_dir)
+            os.kill(record.child_pid, signal.SIGKILL)
 
-    with pytest.raises(TrainingError, match="status -9"):
-        train(job, samples, run_dir=run_dir, on_metrics=kill_after_a_checkpoint)
+    with pytest.raises(TrainingError, match="status -9 after 7 steps"):
+        train(job, samples, run_dir=run_dir, on_metrics=kill_after_a_checkpoint, python=Gate(tmp_path, steps=7).python)
     # What a kill in the middle of a save leaves behind.
     torn = job.checkpoints / "1"
     torn.mkdir(exist_ok=True)
@@ -185,7 +120,7 @@ def test_goes_on_after_an_interrupt_and_after_kill_9(
 
     result = train(job, samples, run_dir=run_dir)
     assert result.steps == len(result.history) == 15
-    assert result.resumed_at >= 5
+    assert result.resumed_at == 5
     assert json.loads((result.checkpoint / "training_state.json").read_text())["global_step"] in (10, 15)
 
     calm = train(replace(job, workdir=tmp_path / "calm"), samples, run_dir=run_dir)
@@ -194,29 +129,26 @@ def test_goes_on_after_an_interrupt_and_after_kill_9(
     assert (result.checkpoint / name).read_bytes() == (calm.checkpoint / name).read_bytes(), "killed or not, one draft"
 
 
-def test_a_trainer_that_hangs_is_ended_and_the_next_attempt_goes_on(
-    tmp_path: Path, target: Target, data: tuple[str, list[Sample]]
-) -> None:
-    url, samples = data
+def test_a_trainer_that_hangs_is_ended_and_the_next_attempt_goes_on(tmp_path: Path, trainee: Trainee) -> None:
     run_dir = tmp_path / "run"
-    job = job_in(tmp_path / "work", target, url, max_steps=6, silence_seconds=3.0)
+    job = trainee.job(tmp_path / "work", max_steps=6, silence_seconds=3.0)
 
     def freeze(progress: TrainProgress) -> None:
         for record in recorded(run_dir):
             os.kill(record.child_pid, signal.SIGSTOP)
 
     with pytest.raises(TrainerKilled, match=r"hung and was ended: after \d+ of \d+ steps it told of nothing for 3 s"):
-        train(job, samples, run_dir=run_dir, on_metrics=freeze)
+        train(job, trainee.samples, run_dir=run_dir, on_metrics=freeze)
     assert recorded(run_dir) == []
     patient = replace(job, config=job.config.model_copy(update={"silence_seconds": 600.0}))
-    assert train(patient, samples, run_dir=run_dir).steps == 6
+    assert train(patient, trainee.samples, run_dir=run_dir).steps == 6
 
 
-def test_states_of_other_tokens_stop_the_round(tmp_path: Path, target: Target, data: tuple[str, list[Sample]]) -> None:
-    url, samples = data
+def test_states_of_other_tokens_stop_the_round(tmp_path: Path, trainee: Trainee) -> None:
+    samples = trainee.samples
     other = _with_tokens(samples, row=3, tokens=[(token + 1) % 32 for token in samples[3].input_ids])
     with pytest.raises(GateError, match=r"training gate: row 3: the hidden states .* belong to other tokens"):
-        train(job_in(tmp_path / "work", target, url), other, run_dir=tmp_path / "run")
+        train(trainee.job(tmp_path / "work"), other, run_dir=tmp_path / "run")
     assert recorded(tmp_path / "run") == []
 
 

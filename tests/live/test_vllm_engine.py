@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from standin.processes import running
 from transformers import AutoModelForCausalLM
 
 from infra.config.round import EngineConfig, RungConfig
@@ -114,14 +115,17 @@ def test_states_equal_the_references_at_every_tap(
         states = list(threads.map(extractor.extract, sequences))
     assert list(staging.iterdir()) == []
     reference = Reference(target)
-    for sequence, found in zip(sequences[1:], states[1:], strict=True):
+    for sequence, found in zip(sequences, states, strict=True):
         assert found.token_ids.tolist() == sequence
         layers = reference.layers(sequence)
         for slot, tap in enumerate((*TAPS, target.shape.layers)):
             error = median_error(found, slot, layers[tap])
             neighbours = [median_error(found, slot, layers[near]) for near in (tap - 1, tap + 1) if near < len(layers)]
             assert error < 0.08, (tap, len(sequence), error)
-            assert error < 0.5 * min(neighbours), (tap, len(sequence), error, neighbours)
+            # The first position's state is so large that a layer in the middle changes it by a thousandth, which is
+            # less than bfloat16 rounds it: alone it is right at the neighbouring taps too.
+            if len(sequence) > 1:
+                assert error < 0.5 * min(neighbours), (tap, len(sequence), error, neighbours)
 
 
 def test_stopping_leaves_no_process(servers: dict[str, Server], settings: Settings) -> None:
@@ -131,7 +135,7 @@ def test_stopping_leaves_no_process(servers: dict[str, Server], settings: Settin
     assert len(processes) > len(trees)
     for server in servers.values():
         server.stop()
-    assert not [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert not [process for process in processes if running(process)]
     assert not [record for record in recorded(settings.run_dir) if record.alive and record.owner_pid == os.getpid()]
 
 

@@ -4,20 +4,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
+from standin.processes import running
+from standin.waiting import wait_for
 
 from infra.machine.processes import clean_environment
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON = (sys.executable, "-I", "-S", "-c")
 SLEEP = ("/bin/sleep", "600")  # any user may run it
-PATIENCE = 60.0
 
 OWNER = """
 import json, sys, time
@@ -63,23 +62,6 @@ time.sleep(600)
 """An engine with every kind of child; writes their pids and the port to the file that it is given."""
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Wait for a condition, and give what it returned."""
-    end = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < end, f"not within {PATIENCE:.0f} s: {what}"
-        time.sleep(0.01)
-    return value
-
-
-def running(pid: int) -> bool:
-    """Whether there is such a process and it is not a zombie."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 class Leftover:
     """What a killed run left: its owner and its guard are dead, the children of its engine are not.
 
@@ -101,7 +83,7 @@ class Leftover:
         )
         assert self.owner.stdout is not None
         self.guard = int(self.owner.stdout.readline())
-        until(file.exists, "the engine's children")
+        wait_for(file.exists, "the engine's children run")
         found = list(map(int, file.read_text().split()))
         self.leader, self.member, self.holder, self.orphan, self.mother, self.defunct, self.port = found
         if owner_dies:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from prefect.settings import PREFECT_API_URL
@@ -49,6 +49,12 @@ class Machine:
     def journal(self) -> Path:
         """What the stand-in did here."""
         return self.folder / "journal.jsonl"
+
+    def enter(self, patch: pytest.MonkeyPatch) -> Self:
+        """Make this process work on this machine."""
+        for name, value in self.environment.items():
+            patch.setenv(name, value)
+        return self
 
     def config(self, **overrides: Any) -> RoundConfig:
         """The small round; overrides by dotted name with ``__`` for the dot."""

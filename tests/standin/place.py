@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from standin.engine import StandInEngine
+import pytest
+from standin.instead import instead_of_vllm
 
-import tasks
-from infra.engines import vllm
 from infra.steps.ledger import Ledger, Step
 
 TOUCHES = frozenset(
@@ -67,9 +66,7 @@ class Place:
 
 def install() -> Place:
     """Put the stand-in in vLLM's place, let retries come at once, and follow the flow of this process."""
-    vllm.ENGINE = StandInEngine()  # type: ignore[assignment]
-    for task in (tasks.generate, tasks.convention, tasks.extract, tasks.train, tasks.evaluate):
-        task.retry_delay_seconds = 0  # type: ignore[assignment]  # none: Prefect then retries at once
+    instead_of_vllm(pytest.MonkeyPatch())  # for as long as the process lives
     folder = os.path.dirname(os.environ["EAGLE3_STATE_DIR"])
     place = Place(folder, os.environ["STANDIN_JOURNAL"], os.environ.get("STANDIN_FALL", ""))
     step = Ledger.step

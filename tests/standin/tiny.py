@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from standin.tiny_chat import END, make_target
 from transformers import LlamaConfig, LlamaForCausalLM
-from unit.tiny_chat import END, make_target
 
 NAME = "standin-target"
 VOCABULARY = 320

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,9 +13,11 @@ from typing import Any
 
 import httpx
 import pytest
+from standin.sample_report import build
+from standin.stored_round import finish
+from standin.waiting import wait_for
+from typer.main import get_command
 from typer.testing import CliRunner
-from unit.sample_report import build
-from unit.test_retention import finish
 
 from deployments import profile
 from deployments.cli import acceptance, doctor
@@ -69,12 +70,18 @@ def test_help_does_not_import_prefect() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=CODE, check=True)
 
 
-def test_every_command_explains_itself() -> None:
-    runner = CliRunner()
-    for command in ("up", "down", "status", "doctor", "round", "run", "deploy", "plan", "front", "target", "engines"):
-        result = runner.invoke(app, [command, "--help"])
-        assert result.exit_code == 0, command
-        assert len(result.output.splitlines()) > 4
+def commands(group: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command and group of commands, by the words that call it."""
+    for name, command in getattr(group, "commands", {}).items():
+        yield (*path, name)
+        yield from commands(command, (*path, name))
+
+
+@pytest.mark.parametrize("command", list(commands(get_command(app))), ids=" ".join)
+def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*command, "--help"])
+    assert result.exit_code == 0
+    assert len(result.output.splitlines()) > 4
 
 
 @pytest.mark.parametrize(
@@ -204,8 +211,10 @@ def test_what_a_killed_command_left_is_found_and_nobody_elses(
     by_hand = server({**os.environ, "EAGLE3_STATE_DIR": str(settings.state_dir)})
     try:
         # A process has its parent's environment until it has begun its own program.
-        while not (len(find(STACK, str(settings.run_dir), SERVER_WORDS)) and by_hand.alive and elsewhere.alive):
-            time.sleep(0.01)
+        wait_for(
+            lambda: find(STACK, str(settings.run_dir), SERVER_WORDS) and by_hand.alive and elsewhere.alive,
+            "all have begun their own program",
+        )
         assert run("down", "--json", monkeypatch=monkeypatch) == 0
         assert json.loads(capsys.readouterr().out) == {"stopped": True}
         assert [left.alive, elsewhere.alive, by_hand.alive] == [False, True, True]
@@ -404,11 +413,8 @@ def test_stopping_ends_the_whole_tree(tmp_path: Path) -> None:
     stubborn = f"import os, signal, time; signal.signal(15, signal.SIG_IGN); {tell}; time.sleep(600)"
     parent = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {stubborn!r}]); time.sleep(600)"
     process = start_detached([sys.executable, "-c", parent], dict(os.environ), tmp_path, tmp_path / "log")
-    deadline = time.monotonic() + 20
-    while not ((tmp_path / "child").exists() and (tmp_path / "child").read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    child = Process.of(int((tmp_path / "child").read_text()))
+    said = tmp_path / "child"
+    child = Process.of(int(wait_for(lambda: said.exists() and said.read_text(), "the child says its pid")))
     assert [one.alive for one in (process, child)] == [True, True]
     process.stop(grace_seconds=0.3)
     assert [one.alive for one in (process, child)] == [False, False]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from standin.sample_report import build
 from standin.tiny import NAME, VOCABULARY, random_llama, small_round
 from transformers import LlamaForCausalLM
-from unit.sample_report import build
 
 from infra.config.load import build_round
 from infra.config.settings import Settings

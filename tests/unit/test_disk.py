@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from standin.small_disk import fill, small_disk
+from standin.waiting import wait_for
 
 from infra.errors import StoreError
 from infra.machine.disk import SHARED_MEMORY, file_system, is_full
@@ -82,7 +82,8 @@ def test_segments_of_a_dead_tree_are_leftovers_and_no_others(tmp_path: Path, bys
     log = tmp_path / "log"
     spec = Spec((sys.executable, "-c", HOLDER), "vllm extract", log, clean_environment({}), grace_seconds=0.0)
     with Guarded.start(spec, run_dir) as process:
-        name = _first_line(log)
+        wait_for(lambda: log.exists() and log.read_text().endswith("\n"), "the holder says its segment's name")
+        name = log.read_text().strip()
         note_segments(run_dir)
         assert leftover_segments(run_dir) == [], "its tree lives"
         process.stop(grace_seconds=0.0)
@@ -118,11 +119,3 @@ def test_segments_of_a_tree_that_was_never_noted_stay(tmp_path: Path) -> None:
         assert leftover_segments(tmp_path) == []
     finally:
         segment.unlink()
-
-
-def _first_line(log: Path) -> str:
-    deadline = time.monotonic() + 60
-    while not log.exists() or not log.read_text().endswith("\n"):
-        assert time.monotonic() < deadline, "the holder said nothing"
-        time.sleep(0.01)
-    return log.read_text().strip()

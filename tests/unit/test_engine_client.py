@@ -4,10 +4,8 @@ import fcntl
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,8 @@ import httpx
 import pytest
 import torch
 from safetensors.torch import save_file
+from standin.answering import AnsweringEngine, Reply, answering, completion, pieces
+from standin.waiting import wait_for
 
 from infra.engines.bench import looping, percentile, run, summary, warm_up
 from infra.engines.client import Client, EngineSilent, RequestRefused
@@ -22,88 +22,21 @@ from infra.engines.counters import SpecCounters, parse_spec_counters, parse_toke
 from infra.engines.extraction import ExtractionFault, Extractor
 from infra.errors import EngineError
 
-Reply = tuple[int, Any]
-
-
-class StandIn(ThreadingHTTPServer):
-    """An engine whose answers a test decides."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.requests: list[dict[str, Any]] = []
-        self.answer: Callable[[dict[str, Any]], Reply] = lambda payload: (200, completion(payload))
-        self.stream: Callable[[dict[str, Any]], Iterator[dict[str, Any]]] = pieces
-        self.metrics = ""
-        self.release = threading.Event()
-
-    def handle_error(self, *_: object) -> None:
-        """A client that hung up is what some tests are about."""
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: StandIn
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self._send(200, self.server.metrics.encode())
-
-    def do_POST(self) -> None:
-        payload = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.requests.append(payload)
-        if payload.get("stream"):
-            events = [f"data: {json.dumps(event)}\n\n" for event in self.server.stream(payload)] + ["data: [DONE]\n\n"]
-            self._send(200, "".join(events).encode())
-        else:
-            status, body = self.server.answer(payload)
-            if status == 0:
-                self.close_connection = True
-                return
-            self._send(status, json.dumps(body).encode())
-
-    def _send(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-def completion(payload: dict[str, Any], **more: Any) -> dict[str, Any]:
-    choice = {"prompt_token_ids": payload["prompt"], "token_ids": [7, 8, 2], "finish_reason": "stop"}
-    return {"choices": [choice | more.pop("choice", {})], **more}
-
-
-def pieces(payload: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield {"choices": [{"token_ids": [5], "prompt_token_ids": payload["prompt"], "finish_reason": None}]}
-    yield {"choices": [{"token_ids": [6, 7, 8], "finish_reason": None}]}
-    yield {"choices": [{"token_ids": [2], "finish_reason": "stop"}]}
-
 
 @pytest.fixture
-def engine() -> Iterator[StandIn]:
-    with StandIn() as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+def engine() -> Iterator[AnsweringEngine]:
+    with answering() as server:
         yield server
-        server.release.set()
-        server.shutdown()
 
 
 @pytest.fixture
-def client(engine: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+def client(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     monkeypatch.setattr("infra.engines.client.BACKOFF_SECONDS", 0.001)
     with Client(engine.url, timeout=10) as talking:
         yield talking
 
 
-def test_an_answer_is_token_ids_and_every_sampling_value_is_named(engine: StandIn, client: Client) -> None:
+def test_an_answer_is_token_ids_and_every_sampling_value_is_named(engine: AnsweringEngine, client: Client) -> None:
     answer = client.generate([1, 2, 3], max_tokens=9, temperature=0.5, top_p=0.9, seed=4)
     assert (answer.token_ids, answer.finish_reason, answer.prompt_ids) == ([7, 8, 2], "stop", [1, 2, 3])
     [sent] = engine.requests
@@ -114,14 +47,14 @@ def test_an_answer_is_token_ids_and_every_sampling_value_is_named(engine: StandI
 
 @pytest.mark.parametrize("choice", [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": None}, {"token_ids": None}])
 def test_an_answer_to_another_prompt_or_without_ids_is_an_error(
-    engine: StandIn, client: Client, choice: dict[str, Any]
+    engine: AnsweringEngine, client: Client, choice: dict[str, Any]
 ) -> None:
     engine.answer = lambda payload: (200, completion(payload, choice=choice))
     with pytest.raises(EngineError, match="token"):
         client.generate([1, 2, 3], max_tokens=3)
 
 
-def test_a_refused_request_is_told_apart_and_not_retried(engine: StandIn, client: Client) -> None:
+def test_a_refused_request_is_told_apart_and_not_retried(engine: AnsweringEngine, client: Client) -> None:
     engine.answer = lambda payload: (400, {"error": {"message": "maximum context length is 512"}})
     with pytest.raises(RequestRefused, match="maximum context length is 512"):
         client.generate([1], max_tokens=3)
@@ -129,14 +62,16 @@ def test_a_refused_request_is_told_apart_and_not_retried(engine: StandIn, client
 
 
 @pytest.mark.parametrize("trouble", [500, 503, 429, 0])
-def test_passing_trouble_is_retried(engine: StandIn, client: Client, trouble: int) -> None:
+def test_passing_trouble_is_retried(engine: AnsweringEngine, client: Client, trouble: int) -> None:
     engine.answer = lambda payload: (trouble, {}) if len(engine.requests) < 3 else (200, completion(payload))
     assert client.generate([1], max_tokens=3).token_ids == [7, 8, 2]
     assert len(engine.requests) == 3
 
 
 @pytest.mark.parametrize("trouble", [500, 0])
-def test_lasting_trouble_ends_in_an_engine_error_after_few_tries(engine: StandIn, client: Client, trouble: int) -> None:
+def test_lasting_trouble_ends_in_an_engine_error_after_few_tries(
+    engine: AnsweringEngine, client: Client, trouble: int
+) -> None:
     engine.answer = lambda payload: (trouble, {"error": {"message": "EngineCore died"}})
     with pytest.raises(EngineError) as caught:
         client.generate([1], max_tokens=3)
@@ -144,9 +79,10 @@ def test_lasting_trouble_ends_in_an_engine_error_after_few_tries(engine: StandIn
     assert len(engine.requests) == 4
 
 
-def test_closing_the_client_ends_requests_in_flight_at_once(engine: StandIn) -> None:
-    client = Client(engine.url, timeout=60)
-    engine.answer = lambda payload: (200, completion(payload)) if engine.release.wait(60) else (500, {})
+def test_closing_the_client_ends_requests_in_flight_at_once(engine: AnsweringEngine) -> None:
+    client = Client(engine.url, timeout=600)
+    # It answers after the test.
+    engine.answer = lambda payload: (200, completion(payload)) if engine.release.wait() else (500, {})
     faults: list[Exception] = []
 
     def ask() -> None:
@@ -158,19 +94,17 @@ def test_closing_the_client_ends_requests_in_flight_at_once(engine: StandIn) -> 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
         thread.start()
-    until(lambda: len(engine.requests) == 4)
-    started = time.monotonic()
+    wait_for(lambda: len(engine.requests) == 4, "all requests are in flight")
     client.close()
     for thread in threads:
-        thread.join(10)
-    assert time.monotonic() - started < 5
-    assert len(faults) == 4
+        thread.join(60)
+    assert len(faults) == 4, "all have ended, and no answer has come"
     assert all("closed" in str(fault) for fault in faults)
     with pytest.raises(EngineError, match="closed"):
         client.generate([1], max_tokens=3)
 
 
-def test_a_piece_of_several_tokens_counts_as_as_many_gaps(engine: StandIn, client: Client) -> None:
+def test_a_piece_of_several_tokens_counts_as_as_many_gaps(engine: AnsweringEngine, client: Client) -> None:
     timed = client.stream([1, 2], max_tokens=5)
     assert timed.token_ids == [5, 6, 7, 8, 2]
     assert len(timed.gaps_seconds) == 4
@@ -178,7 +112,7 @@ def test_a_piece_of_several_tokens_counts_as_as_many_gaps(engine: StandIn, clien
     assert timed.first_token_seconds + sum(timed.gaps_seconds) == pytest.approx(timed.total_seconds)
 
 
-def test_a_stream_that_breaks_off_is_an_error(engine: StandIn, client: Client) -> None:
+def test_a_stream_that_breaks_off_is_an_error(engine: AnsweringEngine, client: Client) -> None:
     engine.stream = lambda payload: iter(list(pieces(payload))[:2])
     with pytest.raises(EngineError, match="ended after 4 tokens"):
         client.stream([1, 2], max_tokens=5)
@@ -227,7 +161,7 @@ def test_counters_are_summed_over_engines_and_subtract() -> None:
     assert parse_spec_counters("vllm:num_requests_running 1.0\n") is None
 
 
-def test_measuring_keeps_the_order_and_sums_runs_up(engine: StandIn, client: Client) -> None:
+def test_measuring_keeps_the_order_and_sums_runs_up(engine: AnsweringEngine, client: Client) -> None:
     engine.metrics = METRICS
     warm_up(client, [[1]], concurrency=1)
     runs = [run(client, part, max_tokens=5, concurrency=2) for part in ([[1], [2]], [[3]])]
@@ -274,7 +208,9 @@ def naming(path: Path) -> Callable[[dict[str, Any]], Reply]:
     return lambda payload: (200, completion(payload, kv_transfer_params={"hidden_states_path": str(path)}))
 
 
-def test_states_are_read_checked_and_their_file_removed(engine: StandIn, client: Client, tmp_path: Path) -> None:
+def test_states_are_read_checked_and_their_file_removed(
+    engine: AnsweringEngine, client: Client, tmp_path: Path
+) -> None:
     file = tmp_path / "a.safetensors"
     write_states(file)
     engine.answer = naming(file)
@@ -286,7 +222,7 @@ def test_states_are_read_checked_and_their_file_removed(engine: StandIn, client:
 
 
 def test_states_are_waited_for_until_the_engine_lets_go_of_the_lock(
-    engine: StandIn, client: Client, tmp_path: Path
+    engine: AnsweringEngine, client: Client, tmp_path: Path
 ) -> None:
     file = tmp_path / "a.safetensors"
     engine.answer = naming(file)
@@ -298,7 +234,7 @@ def test_states_are_waited_for_until_the_engine_lets_go_of_the_lock(
     fcntl.flock(lock, fcntl.LOCK_EX)
 
     def finish() -> None:
-        until(lambda: len(engine.requests) == 2)
+        wait_for(lambda: len(engine.requests) == 2, "the states are asked for")
         write_states(file)
         lock.close()
 
@@ -325,7 +261,12 @@ def bad(value: float) -> torch.Tensor:
     ],
 )
 def test_states_that_must_not_be_used_are_refused_and_removed(
-    engine: StandIn, client: Client, tmp_path: Path, hidden: torch.Tensor | None, ids: list[int] | None, words: str
+    engine: AnsweringEngine,
+    client: Client,
+    tmp_path: Path,
+    hidden: torch.Tensor | None,
+    ids: list[int] | None,
+    words: str,
 ) -> None:
     write_states(tmp_path / "a.safetensors", hidden, ids)
     engine.answer = naming(tmp_path / "a.safetensors")
@@ -334,7 +275,7 @@ def test_states_that_must_not_be_used_are_refused_and_removed(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_float32_states_are_rounded(engine: StandIn, client: Client, tmp_path: Path) -> None:
+def test_float32_states_are_rounded(engine: AnsweringEngine, client: Client, tmp_path: Path) -> None:
     write_states(tmp_path / "a.safetensors", torch.full((3, 3, 8), 1.00001))
     engine.answer = naming(tmp_path / "a.safetensors")
     states = Extractor(client, tmp_path, (1, 2), 8).extract(TOKENS)
@@ -342,7 +283,9 @@ def test_float32_states_are_rounded(engine: StandIn, client: Client, tmp_path: P
     assert bool((states.hidden_states == 1).all())
 
 
-def test_a_half_written_file_and_a_missing_one_are_faults(engine: StandIn, client: Client, tmp_path: Path) -> None:
+def test_a_half_written_file_and_a_missing_one_are_faults(
+    engine: AnsweringEngine, client: Client, tmp_path: Path
+) -> None:
     file = tmp_path / "a.safetensors"
     write_states(file)
     file.write_bytes(file.read_bytes()[:-10])
@@ -362,7 +305,9 @@ def test_a_half_written_file_and_a_missing_one_are_faults(engine: StandIn, clien
         extractor.extract(TOKENS)
 
 
-def test_a_path_outside_staging_is_neither_read_nor_removed(engine: StandIn, client: Client, tmp_path: Path) -> None:
+def test_a_path_outside_staging_is_neither_read_nor_removed(
+    engine: AnsweringEngine, client: Client, tmp_path: Path
+) -> None:
     staging, elsewhere = tmp_path / "staging", tmp_path / "elsewhere"
     staging.mkdir()
     elsewhere.mkdir()
@@ -375,13 +320,6 @@ def test_a_path_outside_staging_is_neither_read_nor_removed(engine: StandIn, cli
         with pytest.raises(ExtractionFault, match="as its file of states"):
             Extractor(client, staging, (1, 2), 8).extract(TOKENS)
     assert file.is_file()
-
-
-def until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.005)
 
 
 LIES = {
@@ -402,7 +340,7 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
 def test_an_answer_of_another_shape_is_the_engines_fault(
-    lie: Any, engine: StandIn, client: Client, tmp_path: Path
+    lie: Any, engine: AnsweringEngine, client: Client, tmp_path: Path
 ) -> None:
     engine.answer = lambda payload: (200, lie)
     engine.stream = lambda payload: iter([lie])
@@ -416,7 +354,7 @@ def test_an_answer_of_another_shape_is_the_engines_fault(
             ask()
 
 
-def test_counters_that_are_no_numbers_are_not_read(engine: StandIn, client: Client) -> None:
+def test_counters_that_are_no_numbers_are_not_read(engine: AnsweringEngine, client: Client) -> None:
     name = "vllm:spec_decode_num_"
     engine.metrics = f"{name}drafts_total{{}} 1.2.3\nvllm:generation_tokens_total 1e.5\n"
     assert client.spec_counters() is None
@@ -426,14 +364,16 @@ def test_counters_that_are_no_numbers_are_not_read(engine: StandIn, client: Clie
         client.spec_counters()
 
 
-def test_a_refusal_of_another_shape_is_a_refusal(engine: StandIn, client: Client) -> None:
+def test_a_refusal_of_another_shape_is_a_refusal(engine: AnsweringEngine, client: Client) -> None:
     engine.answer = lambda payload: (400, ["no"])
     with pytest.raises(RequestRefused, match="no"):
         client.generate([1], max_tokens=1)
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 5000 + ".safetensors", "loop.safetensors", "", "folder.safetensors"])
-def test_a_name_that_no_file_can_have_is_a_fault(name: str, engine: StandIn, client: Client, tmp_path: Path) -> None:
+def test_a_name_that_no_file_can_have_is_a_fault(
+    name: str, engine: AnsweringEngine, client: Client, tmp_path: Path
+) -> None:
     (tmp_path / "loop.safetensors").symlink_to("loop.safetensors")
     (tmp_path / "folder.safetensors").mkdir()
     (tmp_path / "folder.safetensors.lock").write_text("")
@@ -445,7 +385,9 @@ def test_a_name_that_no_file_can_have_is_a_fault(name: str, engine: StandIn, cli
         Extractor(client, tmp_path, (1, 2), 4).extract([1, 2, 3])
 
 
-def test_a_link_out_of_staging_is_neither_read_nor_removed(engine: StandIn, client: Client, tmp_path: Path) -> None:
+def test_a_link_out_of_staging_is_neither_read_nor_removed(
+    engine: AnsweringEngine, client: Client, tmp_path: Path
+) -> None:
     staging, outside = tmp_path / "staging", tmp_path / "outside.safetensors"
     staging.mkdir()
     outside.write_text("mine")
@@ -460,7 +402,7 @@ def test_a_link_out_of_staging_is_neither_read_nor_removed(engine: StandIn, clie
     assert outside.read_text() == "mine"
 
 
-def test_a_file_far_too_large_is_not_read(engine: StandIn, client: Client, tmp_path: Path) -> None:
+def test_a_file_far_too_large_is_not_read(engine: AnsweringEngine, client: Client, tmp_path: Path) -> None:
     file = tmp_path / "x.safetensors"
     header = json.dumps({"hidden_states": {"dtype": "BF16", "shape": [1 << 37], "data_offsets": [0, 1 << 38]}}).encode()
     with file.open("wb") as stream:

@@ -18,6 +18,9 @@ from infra.errors import EngineError
 from infra.machine.gpu import Gpu, GpuReport
 from infra.machine.processes import recorded
 
+READY = 8.0
+"""Seconds in which a loaded machine starts a Python, too."""
+
 SCRIPT = """
 import http.server, json, sys, time
 port, name, fault = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -29,6 +32,8 @@ if fault == "hangs":
     time.sleep(600)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        if self.path == "/v1/models":
+            print("phase asked for its models", flush=True)
         sick = fault == "sick" and self.path == "/health" and self.server.seen > 3
         self.server.seen += 1
         self.send_response(503 if sick else 200)
@@ -43,7 +48,7 @@ server.serve_forever()
 """
 
 
-class StandInEngine:
+class FaultyEngine:
     """Runs SCRIPT; a rung's first flag is the fault it has."""
 
     name = "standin"
@@ -67,7 +72,7 @@ class StandInEngine:
         return "1.2.3"
 
 
-class OtherVersion(StandInEngine):
+class OtherVersion(FaultyEngine):
     """Serves with another version than its environment claims."""
 
     def served_version(self, base_url: str) -> str:
@@ -90,7 +95,7 @@ def request_for(*faults: str, ready_seconds: float = 60, devices: tuple[str, ...
 
 def test_the_ladder_is_walked_past_rungs_that_die(settings: Settings) -> None:
     said: list[str] = []
-    with Server(StandInEngine(), request_for("dies", "none"), settings) as server:
+    with Server(FaultyEngine(), request_for("dies", "none"), settings) as server:
         server.wait_ready(said.append)
         server.check()
         assert server.rung == "r1-none"
@@ -103,8 +108,8 @@ def test_the_ladder_is_walked_past_rungs_that_die(settings: Settings) -> None:
 
 
 def test_when_no_rung_works_each_is_named_with_why(settings: Settings) -> None:
-    with Server(StandInEngine(), request_for("dies", "hangs", ready_seconds=4), settings) as server:
-        with pytest.raises(EngineError, match=r"r0-dies: ValueError.*r1-hangs: not ready after 4 s, while phase one"):
+    with Server(FaultyEngine(), request_for("dies", "hangs", ready_seconds=READY), settings) as server:
+        with pytest.raises(EngineError, match=r"r0-dies: ValueError.*r1-hangs: not ready after 8 s, while phase one"):
             server.wait_ready()
         assert server.rung == "r1-hangs"
         assert not [record for record in recorded(settings.run_dir) if record.alive]
@@ -114,8 +119,8 @@ def test_when_no_rung_works_each_is_named_with_why(settings: Settings) -> None:
 
 def test_somebody_elses_server_on_the_port_is_not_taken_for_ours(settings: Settings) -> None:
     with (
-        Server(StandInEngine(), request_for("stranger", ready_seconds=4), settings) as server,
-        pytest.raises(EngineError, match="not ready after 4 s"),
+        Server(FaultyEngine(), request_for("stranger", ready_seconds=READY), settings) as server,
+        pytest.raises(EngineError, match="not ready after 8 s, while phase asked for its models"),
     ):
         server.wait_ready()
 
@@ -129,12 +134,12 @@ def test_another_version_than_the_environments_is_refused(settings: Settings) ->
 
 
 def test_a_server_that_dies_or_sickens_later_is_noticed(settings: Settings) -> None:
-    with Server(StandInEngine(), request_for("sick"), settings) as server:
+    with Server(FaultyEngine(), request_for("sick"), settings) as server:
         server.wait_ready()
         server.check()
         with pytest.raises(EngineError, match="answers 503: its engine is dead"):
             check_often(server)
-    with Server(StandInEngine(), request_for("none"), settings) as server:
+    with Server(FaultyEngine(), request_for("none"), settings) as server:
         server.wait_ready()
         [record] = [record for record in recorded(settings.run_dir) if record.alive]
         child = psutil.Process(record.child_pid)
@@ -192,7 +197,7 @@ def test_whoever_ends_a_server_finds_its_gpus_free(
     name: str, on_gpus: Callable[[int], Driver], settings: Settings
 ) -> None:
     driver = on_gpus(3)
-    with Server(StandInEngine(), request_for("none", devices=(name,)), settings) as server:
+    with Server(FaultyEngine(), request_for("none", devices=(name,)), settings) as server:
         server.wait_ready()
         driver.loaded = True
         assert not driver.freed
@@ -204,7 +209,7 @@ def test_a_rung_whose_memory_stays_says_so(
 ) -> None:
     monkeypatch.setattr("infra.engines.server.FREED_SECONDS", 0.1)
     driver = on_gpus(1_000_000)
-    with Server(StandInEngine(), request_for("dies", devices=("0",)), settings) as server:
+    with Server(FaultyEngine(), request_for("dies", devices=("0",)), settings) as server:
         driver.loaded = True
         with pytest.raises(EngineError, match=r"r0-dies: .*; GPU 0 still holds 63\.4 GB more than before"):
             server.wait_ready()

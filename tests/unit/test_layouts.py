@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit import sglang_reader
-from unit.test_sglang_format import config as draft_config
-from unit.test_sglang_format import draft
+from standin import sglang_reader
+from standin.speculators_draft import draft_config, write_draft
 
 from infra.config.load import build_round, load_round, round_file
 from infra.config.round import RoundConfig, TargetShape
@@ -37,7 +36,7 @@ def test_the_published_ids_are_read_back_as_the_taps(
     tmp_path: Path, shape: TargetShape, taps: tuple[int, ...], version: str | None
 ) -> None:
     numbers = sglang_numbers(taps, shape, version)
-    folder = draft(tmp_path / "draft", draft_config(eagle_aux_hidden_state_layer_ids=list(taps)))
+    folder = write_draft(tmp_path / "draft", draft_config(eagle_aux_hidden_state_layer_ids=list(taps)))
     read = sglang_reader.read(write_sglang(folder, tmp_path / "out", numbers))
 
     assert read.ids is not None

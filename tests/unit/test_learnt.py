@@ -22,10 +22,7 @@ DAMAGES = [b"", b"garbage", b"[]", b"\xff", b'{"KEY": 5}', b'{"KEY": {"x": 1}}',
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    made = new_machine(tmp_path)
-    for name, value in made.environment.items():
-        monkeypatch.setenv(name, value)
-    return made
+    return new_machine(tmp_path).enter(monkeypatch)
 
 
 def memory(folder: Path) -> RungMemory:

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from unit.tiny_chat import CHATML, make_chat
+from standin.tiny_chat import CHATML, make_chat
 
 from infra.data.masks import REFUSALS, Turn, given_answers, locate
 from infra.data.prompt import Prompt

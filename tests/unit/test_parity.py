@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from standin.sample_report import build
 from standin.tiny import random_llama
-from unit.sample_report import build
 
 from infra.config.round import RoundConfig, TargetShape, TrainConfig
 from infra.config.target import Target

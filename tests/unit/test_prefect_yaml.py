@@ -8,10 +8,11 @@ import yaml
 from deployments.automations import load_automations
 from deployments.catalogue import PREFECT_YAML, catalogue, render, round_entry
 from deployments.environment import CODE
-from infra.config.load import load_round
+from infra.config.load import ROUNDS, load_round
 from infra.config.round import RoundConfig
 from infra.errors import ConfigError
 
+SHIPPED = sorted(ROUNDS.glob("*.yaml"))
 ROUND = """
 name: {name}
 target: {{name: some-target}}
@@ -36,14 +37,9 @@ def test_prefect_reads_it() -> None:
 
     model = PrefectYamlModel.model_validate(yaml.safe_load(PREFECT_YAML.read_text()))
     names = {f"{item.entrypoint.split(':')[1]}/{item.name}" for item in model.deployments if item.entrypoint}
-    assert {
-        "eagle3/smoke",
-        "eagle3/tiny",
-        "eagle3/round2",
-        "parity/engines",
-        "reextract/nightly",
-        "cleanup/nightly",
-    } <= names
+    rounds = {f"eagle3/{file.stem}" for file in SHIPPED}
+    assert names == rounds | {"parity/engines", "reextract/nightly", "cleanup/nightly"}
+    assert len(model.deployments) == len(names)
     for item in model.deployments:
         assert item.model_dump()["work_pool"]["name"] == "eagle3"
         limit = item.model_dump()["concurrency_limit"]
@@ -52,9 +48,9 @@ def test_prefect_reads_it() -> None:
     assert all(item.model_dump()["schedules"][0]["active"] is False for item in nightly)
 
 
-def test_each_round_deploys_its_whole_resolved_config() -> None:
-    for file in sorted((CODE / "deployments" / "rounds").glob("*.yaml")):
-        assert RoundConfig.model_validate(round_entry(file).parameters["config"]) == load_round(file)
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_each_round_deploys_its_whole_resolved_config(file: Path) -> None:
+    assert RoundConfig.model_validate(round_entry(file).parameters["config"]) == load_round(file)
 
 
 def test_it_names_no_path_of_a_machine() -> None:

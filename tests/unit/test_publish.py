@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit import sglang_reader
-from unit.sample_report import build
-from unit.test_sglang_format import config as draft_config
-from unit.test_sglang_format import draft
+from standin import sglang_reader
+from standin.sample_report import build
+from standin.speculators_draft import draft_config, write_draft
 
 from infra.config.load import load_round, round_file
 from infra.config.round import TargetShape
@@ -35,7 +34,7 @@ def trained(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "smoke-sg
         "versions": VERSIONS,
         "keys": StepKeys("a" * 12, "b" * 12, "c" * 12, f"{len(name):012d}", "e" * 12, "f" * 12, "0" * 12),
     }
-    made = draft(folder / f"made-{name}", draft_config(**changes))
+    made = write_draft(folder / f"made-{name}", draft_config(**changes))
     for path in made.iterdir():
         round_.store.put(f"{round_.prefix('draft')}/{path.name}", path)
     return round_

@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 from PIL import Image
-from unit.sample_report import (
+from standin.sample_report import (
     acceptance,
     build,
     evaluation,

@@ -1,16 +1,14 @@
 """Retention offers only what can be made again, and says why."""
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
+from standin.stored_round import finish
 
 from infra.config.round import RetentionConfig
-from infra.data.builtin import Split
 from infra.steps.retention import kept, removable, removable_by_itself, remove
 from infra.store.objects import ObjectStore
-from infra.store.rounds import RoundStore
-from infra.store.samples import Sample, write_samples
 
 FREE = RetentionConfig(states="until_published", earlier_rounds=True, stale_generations=True)
 
@@ -18,27 +16,6 @@ FREE = RetentionConfig(states="until_published", earlier_rounds=True, stale_gene
 @pytest.fixture
 def store(tmp_path: Path) -> ObjectStore:
     return ObjectStore(f"file://{tmp_path}")
-
-
-def finish(store: ObjectStore, name: str, **changes: dict[str, Any]) -> RoundStore:
-    """A round whose draft is trained, evaluated and published; ``changes`` replaces what a pointer says."""
-    rounds = RoundStore(store, name)
-    samples = [
-        Sample(row, f"s{row}#0", [], [1, 2], [0, 1], split, "stop", "e", {})
-        for row, split in enumerate(get_args(Split))
-    ]
-    write_samples(store, rounds.step_prefix("samples", "s1"), samples)
-    store.put(f"{rounds.step_prefix('hidden', 'h1')}/00000/states", b"x" * 1000)
-    made = {
-        "samples": ("s1", {}),
-        "hidden": ("h1", {"samples": "s1"}),
-        "draft": ("d1", {"hidden": "h1"}),
-        "eval": ("e1", {"draft": "d1"}),
-        "published": ("p1", {"draft": "d1"}),
-    }
-    for step, (key, says) in made.items():
-        rounds.point(step, key, changes.get(step, says))
-    return rounds
 
 
 def paths(store: ObjectStore, name: str, policy: RetentionConfig) -> list[str]:

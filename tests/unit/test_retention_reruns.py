@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from unit.test_retention import finish
+from standin.stored_round import finish
 
 from infra.config.load import build_round, load_round, round_file
 from infra.config.round import RetentionConfig

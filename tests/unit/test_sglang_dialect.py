@@ -1,12 +1,11 @@
 """The client in SGLang's dialect, against answers in the shape that SGLang 0.5.23 gave."""
 
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from unit.test_engine_client import StandIn
+from standin.answering import AnsweringEngine, answering
 
 from infra.engines.bench import run, warm_up
 from infra.engines.client import Client, RequestRefused
@@ -19,17 +18,15 @@ Answer = dict[str, Any]
 
 
 @pytest.fixture
-def engine() -> Iterator[StandIn]:
-    with StandIn() as server:
+def engine() -> Iterator[AnsweringEngine]:
+    with answering() as server:
         server.answer = lambda payload: (200, answer(payload))
         server.stream = grown
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
-        server.shutdown()
 
 
 @pytest.fixture
-def client(engine: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+def client(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     monkeypatch.setattr("infra.engines.client.BACKOFF_SECONDS", 0.001)
     with Client(engine.url, timeout=10, dialect=SglangDialect()) as talking:
         yield talking
@@ -73,7 +70,7 @@ def counts(steps: int, drafts: int, by_length: list[int]) -> Answer:
     }
 
 
-def test_an_answer_is_token_ids_and_every_sampling_value_is_named(engine: StandIn, client: Client) -> None:
+def test_an_answer_is_token_ids_and_every_sampling_value_is_named(engine: AnsweringEngine, client: Client) -> None:
     made = client.generate([1, 2, 3], max_tokens=9, temperature=0.5, top_p=0.9, seed=4)
     assert (made.token_ids, made.finish_reason, made.prompt_ids) == ([7, 8, 2], "stop", [1, 2, 3])
     [sent] = engine.requests
@@ -97,14 +94,14 @@ def test_an_answer_is_token_ids_and_every_sampling_value_is_named(engine: StandI
         ({"meta_info": {"finish_reason": {"type": "abort", "message": "out of pages"}}}, "out of pages"),
     ],
 )
-def test_what_is_no_answer_is_an_error(engine: StandIn, client: Client, change: Answer, words: str) -> None:
+def test_what_is_no_answer_is_an_error(engine: AnsweringEngine, client: Client, change: Answer, words: str) -> None:
     engine.answer = lambda payload: (200, answer(payload) | change)
     with pytest.raises(EngineError, match=words) as caught:
         client.generate([1, 2, 3], max_tokens=3)
     assert not isinstance(caught.value, RequestRefused)
 
 
-def test_a_refused_request_is_told_apart_however_it_is_said(engine: StandIn, client: Client) -> None:
+def test_a_refused_request_is_told_apart_however_it_is_said(engine: AnsweringEngine, client: Client) -> None:
     engine.answer = lambda payload: (400, {"error": {"message": "longer than the model's context length"}})
     with pytest.raises(RequestRefused, match="longer than the model's context length"):
         client.generate([1], max_tokens=3)
@@ -116,14 +113,14 @@ def test_a_refused_request_is_told_apart_however_it_is_said(engine: StandIn, cli
 
 
 @pytest.mark.parametrize("stream", [grown, added])
-def test_a_stream_is_read_whether_its_events_grow_or_add(engine: StandIn, client: Client, stream: Any) -> None:
+def test_a_stream_is_read_whether_its_events_grow_or_add(engine: AnsweringEngine, client: Client, stream: Any) -> None:
     engine.stream = stream
     timed = client.stream([1, 2], max_tokens=5)
     assert (timed.token_ids, timed.finish_reason, timed.pieces) == ([5, 6, 7, 8, 2], "stop", 2)
     assert timed.gaps_seconds[0] == timed.gaps_seconds[1] == timed.gaps_seconds[2]
 
 
-def test_a_stream_that_breaks_off_is_an_error(engine: StandIn, client: Client) -> None:
+def test_a_stream_that_breaks_off_is_an_error(engine: AnsweringEngine, client: Client) -> None:
     engine.stream = lambda payload: iter(list(added(payload))[:2])
     with pytest.raises(EngineError, match="ended after 4 tokens"):
         client.stream([1, 2], max_tokens=5)
@@ -132,7 +129,7 @@ def test_a_stream_that_breaks_off_is_an_error(engine: StandIn, client: Client) -
         client.stream([1, 2], max_tokens=5)
 
 
-def test_counters_are_summed_over_the_answers(engine: StandIn, client: Client) -> None:
+def test_counters_are_summed_over_the_answers(engine: AnsweringEngine, client: Client) -> None:
     client.generate([1], max_tokens=3)
     assert client.spec_counters() is None
     shares = iter((counts(4, 3, [1, 1, 0, 2]), {}, counts(3, 3, [2, 1])))
@@ -144,13 +141,13 @@ def test_counters_are_summed_over_the_answers(engine: StandIn, client: Client) -
     assert counters.acceptance_length == pytest.approx(1 + 8 / 7)
 
 
-def test_a_measurement_has_the_shares_of_its_own_answers(engine: StandIn, client: Client) -> None:
+def test_a_measurement_has_the_shares_of_its_own_answers(engine: AnsweringEngine, client: Client) -> None:
     warm_up(client, [[1]], concurrency=1)
     measured = run(client, [[1], [2]], max_tokens=5, concurrency=2)
     assert measured.counters == SpecCounters(2, 6, 0, (0, 0, 0))
 
 
-def test_a_conversation_is_tokenised_by_the_engines_template(engine: StandIn, client: Client) -> None:
+def test_a_conversation_is_tokenised_by_the_engines_template(engine: AnsweringEngine, client: Client) -> None:
     engine.answer = lambda payload: (200, {"tokens": [4, 5]})
     assert client.tokenize_chat([{"role": "user", "content": "hi"}], {"thinking": False}) == [4, 5]
     [sent] = engine.requests
@@ -158,7 +155,7 @@ def test_a_conversation_is_tokenised_by_the_engines_template(engine: StandIn, cl
     assert sent["chat_template_kwargs"] == {"thinking": False}
 
 
-def test_an_extraction_is_asked_for_by_a_name_of_its_own(engine: StandIn, client: Client) -> None:
+def test_an_extraction_is_asked_for_by_a_name_of_its_own(engine: AnsweringEngine, client: Client) -> None:
     report = json.dumps({"plugin": plugin_digest(), "file": "/s/a.safetensors", "layer_ids": [1, 14]})
     engine.answer = lambda payload: (500, {}) if len(engine.requests) == 1 else (200, answer(payload, eagle3=[report]))
     assert client.extract([4, 5, 6]) == ("/s/a.safetensors", 7, (1, 14))
@@ -166,7 +163,9 @@ def test_an_extraction_is_asked_for_by_a_name_of_its_own(engine: StandIn, client
     assert all(sent["sampling_params"]["max_new_tokens"] == 1 for sent in engine.requests)
 
 
-def test_an_extraction_of_other_tokens_or_without_the_plugin_is_a_fault(engine: StandIn, client: Client) -> None:
+def test_an_extraction_of_other_tokens_or_without_the_plugin_is_a_fault(
+    engine: AnsweringEngine, client: Client
+) -> None:
     with pytest.raises(ExtractionFault, match="plugin"):
         client.extract([4, 5, 6])
     engine.answer = lambda payload: (200, answer(payload) | {"prompt_token_ids": [4, 5]})

@@ -6,73 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from unit import sglang_reader
+from safetensors.torch import load_file
+from standin import sglang_reader
+from standin.speculators_draft import NUMBERS, PROPOSED, VOCABULARY, draft_config, draft_weights, write_draft
 
-from infra.drafter.sglang_format import LayerNumbers, inexpressible, write_sglang
+from infra.drafter.sglang_format import inexpressible, write_sglang
 from infra.errors import ConfigError, TrainingError
-
-HIDDEN, WIDE, VOCABULARY, PROPOSED = 16, 24, 40, 12
-NUMBERS = LayerNumbers("0.5.23", "0.5.14", "0.5.23", taps=(2, 15, 27), ids=(1, 14, 26))
-
-
-def config(layers: int = 1, proposed: int = PROPOSED, **changes: Any) -> dict[str, Any]:
-    layer = {
-        "model_type": "llama", "num_hidden_layers": layers, "layer_types": ["full_attention"] * layers,
-        "hidden_size": HIDDEN, "intermediate_size": WIDE, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "head_dim": 4, "vocab_size": VOCABULARY, "hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_bias": False,
-        "mlp_bias": False, "sliding_window": 8, "num_aux_hidden_states": 3, "tie_word_embeddings": False,
-        "max_position_embeddings": 512, "rope_parameters": {"rope_theta": 1e5, "rope_type": "default"},
-    }  # fmt: skip
-    return {
-        "speculators_model_type": "eagle3",
-        "architectures": ["Eagle3DraftModel"],
-        "draft_vocab_size": proposed,
-        "dtype": "bfloat16",
-        "eagle_aux_hidden_state_layer_ids": [2, 15, 27],
-        "norm_before_residual": False,
-        "target_hidden_size": None,
-        "transformer_layer_config": layer,
-        "speculators_config": {"verifier": {"name_or_path": "org/target"}},
-        **changes,
-    }
-
-
-def weights(fields: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Tensors of a draft as speculators 0.9.0 names them, every one with values of its own."""
-    generator = torch.Generator().manual_seed(1)
-
-    def some(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(torch.bfloat16)
-
-    found = {
-        "embed_tokens.weight": some(VOCABULARY, HIDDEN),
-        "fc.weight": some(HIDDEN, 3 * HIDDEN),
-        "norm.weight": some(HIDDEN),
-        "lm_head.weight": some(fields["draft_vocab_size"], HIDDEN),
-        "layers.0.hidden_norm.weight": some(HIDDEN),
-    }
-    if fields.get("norm_before_fc"):
-        found["input_norm.weight"] = some(3 * HIDDEN)
-    if fields["draft_vocab_size"] != VOCABULARY:
-        found["d2t"] = torch.arange(PROPOSED)
-        found["t2d"] = torch.arange(VOCABULARY) % 2 == 0
-    for number in range(fields["transformer_layer_config"]["num_hidden_layers"]):
-        prefix, inner = f"layers.{number}", HIDDEN * (2 if number == 0 else 1)
-        for name, rows in (("q", 16), ("k", 8), ("v", 8)):
-            found[f"{prefix}.self_attn.{name}_proj.weight"] = some(rows, inner)
-        found[f"{prefix}.self_attn.o_proj.weight"] = some(HIDDEN, 16)
-        found |= {f"{prefix}.mlp.{name}_proj.weight": some(WIDE, HIDDEN) for name in ("gate", "up")}
-        found[f"{prefix}.mlp.down_proj.weight"] = some(HIDDEN, WIDE)
-        found |= {f"{prefix}.{name}.weight": some(HIDDEN) for name in ("input_layernorm", "post_attention_layernorm")}
-    return found
-
-
-def draft(folder: Path, fields: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> Path:
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(fields))
-    save_file(weights(fields) if tensors is None else tensors, folder / "model.safetensors")
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -87,8 +26,8 @@ def draft(folder: Path, fields: dict[str, Any], tensors: dict[str, torch.Tensor]
 def test_sglang_reads_every_tensor_into_its_place(
     tmp_path: Path, layers: int, proposed: int, changes: dict[str, Any]
 ) -> None:
-    fields = config(layers, proposed, **changes)
-    out = write_sglang(draft(tmp_path / "draft", fields), tmp_path / "out", NUMBERS)
+    fields = draft_config(layers, proposed, **changes)
+    out = write_sglang(write_draft(tmp_path / "draft", fields), tmp_path / "out", NUMBERS)
     read, ours = sglang_reader.read(out), load_file(tmp_path / "draft" / "model.safetensors")
 
     assert read.architectures == ["LlamaForCausalLMEagle3"]
@@ -120,7 +59,7 @@ def test_sglang_reads_every_tensor_into_its_place(
 
 
 def test_the_folder_says_what_its_ids_mean_and_where_it_comes_from(tmp_path: Path) -> None:
-    out = write_sglang(draft(tmp_path / "draft", config()), tmp_path / "out", NUMBERS)
+    out = write_sglang(write_draft(tmp_path / "draft", draft_config()), tmp_path / "out", NUMBERS)
     assert sorted(path.name for path in out.iterdir()) == ["config.json", "eagle3.json", "model.safetensors"]
     said = json.loads((out / "eagle3.json").read_text())
     assert said["taps"] == [2, 15, 27]
@@ -150,38 +89,38 @@ def test_the_folder_says_what_its_ids_mean_and_where_it_comes_from(tmp_path: Pat
 def test_what_sglang_cannot_express_is_refused_by_name(
     tmp_path: Path, changes: dict[str, Any], layer: dict[str, Any], said: str
 ) -> None:
-    fields = config(**changes)
+    fields = draft_config(**changes)
     fields["transformer_layer_config"] |= layer
     with pytest.raises(ConfigError, match=f"SGLang 0.5.23 cannot express {said}"):
-        write_sglang(draft(tmp_path / "draft", fields), tmp_path / "out", NUMBERS)
+        write_sglang(write_draft(tmp_path / "draft", fields), tmp_path / "out", NUMBERS)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("version", "refused"), [("0.5.16", True), ("0.5.17", False), ("0.5.23", False)])
 def test_the_norm_before_fc_is_known_from_0_5_17_on(version: str, refused: bool) -> None:
-    assert ("norm_before_fc" in inexpressible(config(norm_before_fc=True), version)) is refused
+    assert ("norm_before_fc" in inexpressible(draft_config(norm_before_fc=True), version)) is refused
 
 
 def test_a_version_that_cannot_be_read_is_no_old_one() -> None:
     with pytest.raises(ConfigError, match="the engine version 'main' cannot be read"):
-        inexpressible(config(norm_before_fc=True), "main")
+        inexpressible(draft_config(norm_before_fc=True), "main")
 
 
 @pytest.mark.parametrize("version", ["0.5.14", "0.5.23"])
 def test_a_draft_as_it_is_trained_here_is_expressible(version: str) -> None:
-    assert inexpressible(config(norm_output=True), version) == ""
+    assert inexpressible(draft_config(norm_output=True), version) == ""
 
 
 def test_a_missing_or_unknown_tensor_is_named(tmp_path: Path) -> None:
-    tensors = weights(config())
+    tensors = draft_weights(draft_config())
     tensors["layers.0.self_attn.q_proj.bias"] = torch.zeros(16)
     del tensors["d2t"]
-    folder = draft(tmp_path / "draft", config(), tensors)
+    folder = write_draft(tmp_path / "draft", draft_config(), tensors)
     with pytest.raises(TrainingError, match=r"d2t, layers\.0\.self_attn\.q_proj\.bias missing or unknown"):
         write_sglang(folder, tmp_path / "out", NUMBERS)
 
 
 def test_ids_of_other_taps_are_refused(tmp_path: Path) -> None:
-    folder = draft(tmp_path / "draft", config(eagle_aux_hidden_state_layer_ids=[1, 14, 26]))
+    folder = write_draft(tmp_path / "draft", draft_config(eagle_aux_hidden_state_layer_ids=[1, 14, 26]))
     with pytest.raises(TrainingError, match=r"trained on taps \[1, 14, 26\].*\[2, 15, 27\]"):
         write_sglang(folder, tmp_path / "out", NUMBERS)

@@ -1,8 +1,8 @@
 """Slow or hung, which rung first, which samples kill: the supervisor with a scripted server as a real process."""
 
-import shutil
+import re
+import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from standin.scripted import LOAD
+from standin.waiting import more, wait_for
 
 from infra.config.round import EngineConfig, RungConfig, TargetShape
 from infra.config.settings import Settings
@@ -21,7 +22,7 @@ from infra.engines.launch import Launch, LaunchRequest
 from infra.engines.notice import Notice
 from infra.engines.server import Server, ServerHung
 from infra.engines.vllm import Vllm
-from infra.engines.watch import Watch
+from infra.engines.watch import LOOKS_A_SILENCE, Watch
 from infra.errors import EngineError
 from infra.machine.processes import recorded
 
@@ -64,15 +65,6 @@ def request_for(*rungs: tuple[str, ...], ready_seconds: float = 60, revision: st
     return LaunchRequest(target, config, "generate")
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> float:
-    """Seconds until the condition held."""
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < seconds
-        time.sleep(0.02)
-    return time.monotonic() - begin
-
-
 @pytest.mark.parametrize("fault", ["slow:6", "fills:6", "reads:6"])
 def test_a_load_that_takes_longer_than_a_stall_but_moves_is_waited_for(fault: str, settings: Settings) -> None:
     said: list[str] = []
@@ -93,7 +85,7 @@ def test_a_server_that_spins_is_ended_with_evidence_and_the_next_rung_is_taken(s
         [spinning] = [record.child_pid for record in recorded(settings.run_dir)]
         begin = time.monotonic()
         server.wait_ready(on_notice=notices.append)
-        assert STALL < time.monotonic() - begin < 60
+        assert time.monotonic() - begin > STALL
         assert server.rung == "r1"
         [(name, reason)] = server.failed_rungs
     assert not psutil.pid_exists(spinning)
@@ -105,8 +97,34 @@ def test_a_server_that_spins_is_ended_with_evidence_and_the_next_rung_is_taken(s
     assert evidence.stat().st_mode & 0o777 == 0o600
     assert "Loading safetensors checkpoint shards:   0% Completed" in text
     assert f"{spinning} (child of" in text
-    if shutil.which("py-spy", path=str(Path(sys.executable).parent)) and "Permission" not in text:
-        assert "attention_backend_that_spins" in text
+
+
+@pytest.fixture
+def tracing() -> None:
+    """Skips the test where py-spy may not look into a child of this process."""
+    tool = Path(sys.executable).with_name("py-spy")
+    if not tool.exists():
+        pytest.skip(f"{tool} is not there: build the environment `flows` anew")
+    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        done = subprocess.run([tool, "dump", "--pid", str(child.pid)], capture_output=True, text=True, check=False)
+        child.kill()
+    if done.returncode:
+        pytest.skip(f"py-spy may not trace here (be root, or set kernel.yama.ptrace_scope to 0): {done.stderr.strip()}")
+
+
+@pytest.mark.usefixtures("tracing")
+def test_the_evidence_names_the_function_that_spins(settings: Settings) -> None:
+    with (
+        Server(ScriptedEngine(), request_for(("spins",)), settings) as server,
+        pytest.raises(ServerHung) as hung,
+    ):
+        server.wait_ready()
+    evidence = re.search(r"evidence: (\S+\.evidence\.txt)", str(hung.value))
+    assert evidence is not None
+    assert "attention_backend_that_spins" in Path(evidence[1]).read_text()
 
 
 def test_a_ladder_that_ends_with_a_hang_says_so(settings: Settings) -> None:
@@ -215,14 +233,23 @@ def test_a_server_that_hangs_is_ended_though_no_evidence_can_be_written(
     assert server.ended
 
 
+class SeenFlights(Flights):
+    """Counts how often the watch looks at them."""
+
+    looks = 0
+
+    @property
+    def in_flight(self) -> int:
+        self.looks += 1
+        return super().in_flight
+
+
 def test_a_long_answer_and_an_idle_server_are_left_alone(serving: Callable[[str], tuple[Server, Flights]]) -> None:
-    server, flights = serving("drips:4")
-    watch = Watch(server, flights, silence_seconds=1.0)
-    thread = threading.Thread(target=ask, args=(server, flights, "a"))
-    thread.start()
-    thread.join()
+    server, flights = serving("drips:5")[0], SeenFlights()
+    watch = Watch(server, flights, silence_seconds=3.0)
+    ask(server, flights, "a")
     assert flights.landed == 1
-    assert wait_for(lambda: not flights.in_flight) < 1
+    wait_for(more(lambda: flights.looks, LOOKS_A_SILENCE + 2), "it is idle for longer than the silence")
     watch.stop()
     server.check()
     assert server.hang == ""

@@ -4,7 +4,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from unit.tiny_chat import CHATML, make_chat, make_target
+from standin.tiny_chat import CHATML, make_chat, make_target
 
 from infra.data.template import Chat
 from infra.errors import ConfigError
