@@ -1,5 +1,9 @@
 """What a round needs and this machine lacks, each in one plain sentence."""
 
+import sys
+
+import torch
+
 from infra.config.round import RoundConfig
 from infra.config.settings import Settings
 from infra.config.target import open_target
@@ -16,7 +20,12 @@ def faults(config: RoundConfig, settings: Settings, gpus: GpuReport, serves: boo
     Args:
         serves: whether drafts will be served; False where hidden states are all that is wanted.
     """
-    return [*_target_faults(config, settings, serves), *_engine_faults(config, settings), *_gpu_faults(config, gpus)]
+    return [
+        *_target_faults(config, settings, serves),
+        *_engine_faults(config, settings),
+        *_gpu_faults(config, gpus),
+        *(_trainer_faults(config) if serves else ()),
+    ]
 
 
 def _target_faults(config: RoundConfig, settings: Settings, serves: bool) -> list[str]:
@@ -60,3 +69,13 @@ def _gpu_faults(config: RoundConfig, report: GpuReport) -> list[str]:
     if trains_on_gpus and len(report.gpus) < config.train.devices:
         found.append(f"training wants {config.train.devices} GPUs and this machine has {len(report.gpus)}")
     return found
+
+
+def _trainer_faults(config: RoundConfig) -> list[str]:
+    """The trainer runs in this process's environment, and its device is the extracting engine's."""
+    if config.engines[config.extract.engine].device == "cpu" or torch.backends.cuda.is_built():
+        return []
+    return [
+        f"training on GPUs needs a torch with CUDA, and the one of flows ({sys.prefix}) is {torch.__version__}: "
+        "`eagle3 engines install flows-cuda`, export EAGLE3_FLOWS=flows-cuda, then `eagle3 down` and `eagle3 up`"
+    ]

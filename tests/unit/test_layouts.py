@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from standin import sglang_reader
 from standin.speculators_draft import draft_config, write_draft
 
@@ -119,3 +120,14 @@ def test_only_engines_that_are_used_need_gpus(tmp_path: Path) -> None:
     said = " ".join(faults(smoke(**box, extract__engine="vllm", train__devices=2), settings, NO_GPU, serves=False))
     assert "vllm needs 4 GPUs" in said
     assert "training wants 2 GPUs" in said
+
+
+@pytest.mark.parametrize("built", [False, True])
+def test_a_trainer_without_cuda_is_named_before_anything_is_made(
+    built: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    box = smoke(serve_with="sglang", engines__sglang={"device": "cuda", "max_model_len": 2048})
+    for config, lacks in ((box, not built), (smoke(), False)):
+        said = " ".join(faults(config, Settings(state_dir=tmp_path), NO_GPU))
+        assert ("export EAGLE3_FLOWS=flows-cuda" in said) == lacks
