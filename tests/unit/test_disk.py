@@ -91,7 +91,7 @@ def test_segments_of_a_dead_tree_are_leftovers_and_no_others(tmp_path: Path, bys
 
     with open(left.path, "rb"):
         assert leftover_segments(run_dir) == [], "somebody has it open"
-    other = left.path.with_name("kept-by-the-test")
+    other = left.path.with_name(f"{left.path.name}-kept")
     left.path.rename(other)
     try:
         left.path.write_bytes(b"another segment of that name")
