@@ -28,6 +28,7 @@ from infra.machine.processes import recorded
 
 SCRIPT = Path(__file__).parents[1] / "standin" / "scripted.py"
 STALL = 2.0
+"""Seconds in which a loaded machine starts a Python, too."""
 
 
 class ScriptedEngine:
@@ -81,11 +82,11 @@ def test_a_load_that_takes_longer_than_a_stall_but_moves_is_waited_for(fault: st
 
 def test_a_server_that_spins_is_ended_with_evidence_and_the_next_rung_is_taken(settings: Settings) -> None:
     notices: list[Notice] = []
-    with Server(ScriptedEngine(), request_for(("spins",), (), stall_seconds=STALL), settings) as server:
+    with Server(ScriptedEngine(), request_for(("spins",), (), stall_seconds=2 * STALL), settings) as server:
         [spinning] = [record.child_pid for record in recorded(settings.run_dir)]
         begin = time.monotonic()
         server.wait_ready(on_notice=notices.append)
-        assert time.monotonic() - begin > STALL
+        assert time.monotonic() - begin > 2 * STALL
         assert server.rung == "r1"
         [(name, reason)] = server.failed_rungs
     assert not psutil.pid_exists(spinning)
@@ -117,7 +118,7 @@ def tracing() -> None:
 @pytest.mark.usefixtures("tracing")
 def test_the_evidence_names_the_function_that_spins(settings: Settings) -> None:
     with (
-        Server(ScriptedEngine(), request_for(("spins",), stall_seconds=STALL), settings) as server,
+        Server(ScriptedEngine(), request_for(("spins",), stall_seconds=2 * STALL), settings) as server,
         pytest.raises(ServerHung) as hung,
     ):
         server.wait_ready()
@@ -128,7 +129,7 @@ def test_the_evidence_names_the_function_that_spins(settings: Settings) -> None:
 
 def test_a_ladder_that_ends_with_a_hang_says_so(settings: Settings) -> None:
     with (
-        Server(ScriptedEngine(), request_for(("spins",), stall_seconds=STALL), settings) as server,
+        Server(ScriptedEngine(), request_for(("spins",), stall_seconds=2 * STALL), settings) as server,
         pytest.raises(ServerHung, match=r"r0: hung while .*evidence: .*\.evidence\.txt"),
     ):
         server.wait_ready()
