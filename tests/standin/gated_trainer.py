@@ -17,8 +17,8 @@ def main(steps: int, file: Path, arguments: Sequence[str]) -> None:
     """Train; after so many steps, once their metrics are written, only when ``file`` is there."""
     write = Events.write
 
-    def write_and_wait(events: Events, event: dict[str, Any]) -> None:
-        write(events, event)
+    def write_and_wait(self: Events, event: dict[str, Any]) -> None:
+        write(self, event)
         if "train" in event and event["global_step"] + 1 == steps:
             while not file.exists():
                 time.sleep(0.02)

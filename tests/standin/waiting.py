@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 def wait_for(
-    condition: Callable[[], Value],
+    condition: Callable[[], Value | None],
     what: str,
     limit: float = LIMIT_SECONDS,
     alive: Callable[[], bool] = lambda: True,

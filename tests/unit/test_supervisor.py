@@ -28,6 +28,7 @@ from infra.machine.processes import recorded
 
 SCRIPT = Path(__file__).parents[1] / "standin" / "scripted.py"
 STALL = 2.0
+"""Seconds in which a loaded machine starts a Python, too."""
 
 
 class ScriptedEngine:
@@ -57,10 +58,10 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(state_dir=tmp_path / "state")
 
 
-def request_for(*rungs: tuple[str, ...], ready_seconds: float = 60, revision: str = "r") -> LaunchRequest:
+def request_for(*rungs: tuple[str, ...], stall_seconds: float = 60, revision: str = "r") -> LaunchRequest:
     shape = TargetShape(layers=2, hidden_size=8, vocab_size=9, weight_bytes=1, family="llama")
     ladder = tuple(RungConfig(name=f"r{number}", flags=flags) for number, flags in enumerate(rungs))
-    config = EngineConfig(device="cpu", ready_seconds=ready_seconds, stall_seconds=STALL, ladder=ladder)
+    config = EngineConfig(device="cpu", ready_seconds=120, stall_seconds=stall_seconds, ladder=ladder)
     target = Target(name="t", path=Path("/nowhere"), shape=shape, revision=revision)
     return LaunchRequest(target, config, "generate")
 
@@ -68,7 +69,7 @@ def request_for(*rungs: tuple[str, ...], ready_seconds: float = 60, revision: st
 @pytest.mark.parametrize("fault", ["slow:6", "fills:6", "reads:6"])
 def test_a_load_that_takes_longer_than_a_stall_but_moves_is_waited_for(fault: str, settings: Settings) -> None:
     said: list[str] = []
-    with Server(ScriptedEngine(), request_for((fault,)), settings) as server:
+    with Server(ScriptedEngine(), request_for((fault,), stall_seconds=STALL), settings) as server:
         states = [server.state]
         server.wait_ready(said.append)
         assert server.started_seconds > 2 * STALL
@@ -81,11 +82,11 @@ def test_a_load_that_takes_longer_than_a_stall_but_moves_is_waited_for(fault: st
 
 def test_a_server_that_spins_is_ended_with_evidence_and_the_next_rung_is_taken(settings: Settings) -> None:
     notices: list[Notice] = []
-    with Server(ScriptedEngine(), request_for(("spins",), ()), settings) as server:
+    with Server(ScriptedEngine(), request_for(("spins",), (), stall_seconds=2 * STALL), settings) as server:
         [spinning] = [record.child_pid for record in recorded(settings.run_dir)]
         begin = time.monotonic()
         server.wait_ready(on_notice=notices.append)
-        assert time.monotonic() - begin > STALL
+        assert time.monotonic() - begin > 2 * STALL
         assert server.rung == "r1"
         [(name, reason)] = server.failed_rungs
     assert not psutil.pid_exists(spinning)
@@ -118,7 +119,7 @@ def tracing() -> None:
 @pytest.mark.usefixtures("tracing")
 def test_the_evidence_names_the_function_that_spins(settings: Settings) -> None:
     with (
-        Server(ScriptedEngine(), request_for(("spins",)), settings) as server,
+        Server(ScriptedEngine(), request_for(("spins",), stall_seconds=2 * STALL), settings) as server,
         pytest.raises(ServerHung) as hung,
     ):
         server.wait_ready()
@@ -129,7 +130,7 @@ def test_the_evidence_names_the_function_that_spins(settings: Settings) -> None:
 
 def test_a_ladder_that_ends_with_a_hang_says_so(settings: Settings) -> None:
     with (
-        Server(ScriptedEngine(), request_for(("spins",)), settings) as server,
+        Server(ScriptedEngine(), request_for(("spins",), stall_seconds=2 * STALL), settings) as server,
         pytest.raises(ServerHung, match=r"r0: hung while .*evidence: .*\.evidence\.txt"),
     ):
         server.wait_ready()
