@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from infra.drafter import trainer_entry
 from infra.drafter.trainer_entry import Events
@@ -23,8 +24,8 @@ def main(steps: int, file: Path, arguments: Sequence[str]) -> None:
             while not file.exists():
                 time.sleep(0.02)
 
-    Events.write = write_and_wait  # type: ignore[assignment, method-assign]
-    trainer_entry.main(arguments)
+    with patch.object(Events, "write", write_and_wait):
+        trainer_entry.main(arguments)
 
 
 if __name__ == "__main__":

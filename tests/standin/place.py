@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from standin.instead import instead_of_vllm
@@ -80,6 +81,6 @@ def install() -> Place:
         if name == LAST:
             place.enter("report")
 
-    Ledger.step = followed  # type: ignore[assignment, method-assign]
+    patch.object(Ledger, "step", followed).start()
     sys.addaudithook(place.touch)
     return place
