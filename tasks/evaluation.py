@@ -23,7 +23,6 @@ def evaluate(round_: Round, ledger: Ledger, step: Step) -> Evaluation:
     done = evaluation_if_done(round_)
     if done is not None:
         step.reused = True
-        serving_gate(*steps.compared(done), round_.config.evaluate.tolerance)
         point(round_, "eval")
         return done
     log = get_run_logger()

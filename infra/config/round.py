@@ -203,7 +203,6 @@ class EvaluateConfig(Strict):
         gt=0,
         lt=1,
         description="Serving gate: how far live acceptance may lie from the prediction, relative.",
-        json_schema_extra=KNOB,
     )
 
 

@@ -91,21 +91,14 @@ def test_a_round_goes_from_prompts_to_a_published_draft(finished: Machine, use: 
     assert recorded(round_.settings.run_dir) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"evaluate.prompts.source": "prompts.jsonl"}, "evaluation prompts are training prompts too"),
+def test_what_could_not_be_measured_is_stopped_before_anything_is_asked(again: Machine) -> None:
+    trained_on = again.fields["prompts"]["source"]
+    for change, said in (
+        ({"evaluate.prompts.source": trained_on}, "4 of 4 evaluation prompts are training prompts too"),
         ({"evaluate.prompts.max_prompt_tokens": 2}, "none of the 4 evaluation prompts is left"),
-    ],
-)
-def test_what_could_not_be_measured_is_stopped_before_anything_is_asked(
-    changes: dict[str, Any], said: str, again: Machine
-) -> None:
-    source = changes.get("evaluate.prompts.source")
-    if source is not None:
-        changes = {"evaluate.prompts.source": str(again.folder / source)}
-    with pytest.raises(GateError, match=said):
-        eagle3(again.config(**changes))
+    ):
+        with pytest.raises(GateError, match=said):
+            eagle3(again.config(), change)
     assert again.events() == []
 
 

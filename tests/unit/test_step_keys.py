@@ -45,7 +45,6 @@ def test_a_changed_input_redoes_what_depends_on_it(override: dict[str, Any], fir
         {"generate.concurrency": 3},
         {"extract.concurrency": 3},
         {"generate.max_empty": 0.5},
-        {"evaluate.tolerance": 0.2},
         {"engines.vllm.ready_seconds": 5},
         {"description": "another"},
         {"prompts.source": "/elsewhere/the-same.jsonl"},
