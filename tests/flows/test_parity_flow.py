@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from infra.steps import hygiene
 from infra.steps import parity as parity_steps
 from infra.steps.ledger import done_steps, report_if_done
 from tasks import gpus as gpu_tasks
-from tasks import parity as parity_tasks
 
 pytestmark = pytest.mark.usefixtures("api")
 VARIABLE = "EAGLE3_ENV_{}_CPU"
@@ -154,7 +154,7 @@ def test_each_side_has_the_slot_and_gpus_of_its_own(
         asked.append((device, devices))
         raise ReferenceUnavailable("none here")
 
-    for module in (hygiene, parity_tasks):
+    for module in (hygiene, import_module("tasks.parity")):  # `tasks.parity` is the task of that name
         monkeypatch.setattr(module, "gpus", lambda: GpuReport(True, "", "1", cards))
     monkeypatch.setattr(gpu_tasks, "clear_gpus", clear)
     monkeypatch.setattr(parity_steps, "Reference", reference)
