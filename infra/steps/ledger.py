@@ -12,11 +12,10 @@ from infra.steps.extract import faulty_shards
 from infra.steps.generate import answers_done
 from infra.steps.prepare import samples_done
 from infra.steps.publish import publication_done, published_prefix
-from infra.steps.results import TRAINING, Evaluation, Report, Result, StepTime, Training, read_stored, whole
+from infra.steps.results import REPORT, TRAINING, Evaluation, Report, Result, StepTime, Training, read_stored, whole
 from infra.steps.serving import Serving
 
 EVALUATION = "evaluation.json"
-REPORT = "report.json"
 
 
 @dataclass

@@ -12,13 +12,13 @@ from infra.report.parity import parity_figure
 from infra.steps.context import Round
 from infra.steps.convention import convention_if_done
 from infra.steps.layouts import layouts
-from infra.steps.ledger import REPORT, Ledger, write_result
+from infra.steps.ledger import Ledger, write_result
 from infra.steps.parity import parity_if_done
 from infra.steps.plan import Plan
 from infra.steps.prepare import sample_counts
 from infra.steps.publish import draft_name, published_prefix, publishing_rounds
 from infra.steps.rates import Rates, learn
-from infra.steps.results import Evaluation, OtherRound, Report, Training, read_stored
+from infra.steps.results import REPORT, Evaluation, OtherRound, Report, Training, read_stored
 from infra.store.rounds import RoundStore
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from infra.store.objects import ObjectMissing, ObjectStore
 
 TRAINING = "training.json"
+REPORT = "report.json"
 """The train step's result; stored last, it makes the draft whole."""
 
 

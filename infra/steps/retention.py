@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from infra.config.round import RetentionConfig, RoundConfig
 from infra.errors import StoreError
+from infra.steps.results import REPORT
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
 from infra.store.samples import samples_fault
@@ -139,9 +140,14 @@ def _wanted(rounds: RoundStore) -> str | None:
     old draft until the new one is there. In the store it is seen by every node, whatever locks this machine knows.
     """
     started, published = rounds.provenance(), rounds.current("published")
-    if started is None or (published is not None and published.key == started["keys"].get("published")):
+    if started is None:
         return None
-    return str(started["keys"].get("hidden"))
+    keys = started["keys"]
+    if published is not None and published.key == keys.get("published"):
+        return None
+    if rounds.store.exists(f"{rounds.step_prefix('report', str(keys.get('report')))}/{REPORT}"):
+        return None  # a round that was finished before another was published under its name
+    return str(keys.get("hidden"))
 
 
 def remove(store: ObjectStore, removals: Iterable[Removal]) -> int:

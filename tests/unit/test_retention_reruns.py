@@ -25,7 +25,7 @@ def store(tmp_path: Path) -> ObjectStore:
 
 def start(rounds: RoundStore, retention: dict[str, Any] | None = None, **keys: str) -> None:
     """As preflight writes it when the round starts."""
-    made = {"samples": "s1", "hidden": "h1", "draft": "d1", "eval": "e1", "published": "p1", **keys}
+    made = {"samples": "s1", "hidden": "h1", "draft": "d1", "eval": "e1", "published": "p1", "report": "r1", **keys}
     rounds.write_provenance({"round": {"retention": retention or {}}, "keys": made})
 
 
@@ -74,6 +74,15 @@ def test_a_superseded_generation_stays_while_the_round_is_back_at_it(store: Obje
     assert offered(store) == ["rounds/one/hidden/h1"]
     start(rounds, draft="d3", published="p3")
     assert offered(store) == []
+
+
+def test_a_round_that_was_finished_before_another_was_published_wants_nothing(store: ObjectStore) -> None:
+    rounds = finish(store, "one", hidden={"samples": "s1", "supersedes": ["h0"]})
+    extracted(rounds, "h0")
+    start(rounds, hidden="h0", published="p0", report="r0")
+    assert offered(store) == ["rounds/one/hidden/h1"]
+    store.put(f"{rounds.step_prefix('report', 'r0')}/report.json", b"{}")
+    assert offered(store) == ["rounds/one/hidden/h0", "rounds/one/hidden/h1"]
 
 
 def test_a_trial_with_other_samples_supersedes_only_what_was_published(store: ObjectStore) -> None:
