@@ -13,7 +13,7 @@ from deployments.catalogue import catalogue
 from deployments.deploy import deploy, parameter_schemas
 from deployments.environment import HOST, POOL, api_url, checkout, server_environment, worker_environment
 from deployments.processes import start_detached, tail
-from deployments.upkeep import Say, ensure_gpu_limit, ensure_pool, settle
+from deployments.upkeep import WORKER, Say, ensure_gpu_limit, ensure_pool, settle
 from infra.config.settings import Settings
 from infra.errors import ProcessFailed
 from infra.machine.processes import Guarded, Spec, reap
@@ -134,7 +134,7 @@ def _server_command(port: int) -> list[str]:
 
 def _worker_command() -> list[str]:
     command = [sys.executable, *WORKER_WORDS, "--pool", POOL, "--type", "process"]
-    return [*command, "--name", "eagle3", "--limit", str(WORKER_LIMIT), "--install-policy", "never"]
+    return [*command, "--name", WORKER, "--limit", str(WORKER_LIMIT), "--install-policy", "never"]
 
 
 def _wait(ready: Callable[[], bool], process: Handle, log: Path, what: str) -> None:

@@ -1,7 +1,8 @@
 """What a Prefect server must hold before a worker starts, and its unfinished runs when one stops."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 GPU_LIMIT = "gpu"
+WORKER = "eagle3"
+"""Name of the worker that this project starts."""
 CANCEL_SECONDS = 60.0
 EXECUTES = "PREFECT__FLOW_RUN_ID"
 """Where Prefect tells a process the id of the flow run that it executes."""
@@ -47,16 +50,28 @@ def ensure_gpu_limit(client: "SyncPrefectClient") -> None:
 def settle(client: "SyncPrefectClient", say: Say) -> None:
     """End what an earlier worker left running, and make its runs Crashed; to be called while no worker runs.
 
-    A flow run's process outlives a worker that is killed: nobody could cancel it, and it holds its round's lock.
+    A flow run's process outlives a worker that is killed: nobody could cancel it, and it holds its round's lock. A run
+    that has no process here is left alone while a worker of another node polls the pool: it may be that one's.
     """
     from prefect.states import Crashed
 
+    elsewhere = _other_workers(client)
     for run in runs(client, LIVE, pool=POOL):
-        for process in find(EXECUTES, str(run.id)):
+        processes = find(EXECUTES, str(run.id))
+        if elsewhere and not processes:
+            say(f"run {run.name} is left to {', '.join(elsewhere)}")
+            continue
+        for process in processes:
             process.stop()
         message = "Its worker was stopped while it ran; start the round again, it resumes."
         client.set_flow_run_state(run.id, Crashed(message=message), force=True)
         say(f"run {run.name} had been left {run.state_name} by an earlier worker: now Crashed")
+
+
+def _other_workers(client: "SyncPrefectClient") -> list[str]:
+    """Names of the pool's workers that poll and are not this project's own, sorted."""
+    found = client.read_workers_for_work_pool(POOL)
+    return sorted(item.name for item in found if item.name != WORKER and item.status == "ONLINE")
 
 
 def cancel_all(api: str, say: Say) -> None:
@@ -66,8 +81,7 @@ def cancel_all(api: str, say: Say) -> None:
     """
     from prefect.states import Cancelling
 
-    with connect(api) as client:
-        _pause(client, True)
+    with connect(api) as client, _paused(client):
         asked = set[UUID]()
         deadline = time.monotonic() + CANCEL_SECONDS
         # Looked for again each time: the worker may have taken up one more just before the pause.
@@ -83,6 +97,17 @@ def cancel_all(api: str, say: Say) -> None:
         waiting = [run for run in runs(client, ["SCHEDULED"], WAITING, POOL) if not run.auto_scheduled]
         if waiting:
             say(f"{len(waiting)} runs wait in the queue; they start with the next `eagle3 up`")
+
+
+@contextmanager
+def _paused(client: "SyncPrefectClient") -> Iterator[None]:
+    """The pool paused, and left so for the server to be stopped; not so when that fails."""
+    _pause(client, True)
+    try:
+        yield
+    except BaseException:
+        _pause(client, False)
+        raise
 
 
 def _pause(client: "SyncPrefectClient", paused: bool) -> None:

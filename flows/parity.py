@@ -21,7 +21,7 @@ from infra.config.load import build_round
 from infra.config.round import EngineName, RoundConfig
 from infra.config.settings import Settings
 from infra.steps.context import Round
-from infra.steps.ledger import Ledger
+from infra.steps.hygiene import gpus_wanted
 from infra.steps.lock import round_lock
 from infra.steps.parity import alone
 from tasks.credentials import use_store_credentials
@@ -68,10 +68,17 @@ def parity(
     with round_lock(round_):
         for side, environment in sides:
             tasks.fit_for_parity(side, environment)
-        states = []
-        for side, environment in sides:
-            with tasks.gpus_of(side, Ledger()):
+        with tasks.gpu_slot(*(side for side, _ in sides)):
+            states = []
+            for side, environment in sides:
+                _ready(side)
                 states.append(tasks.parity_side(side, environment))
-        with tasks.gpus_of(round_, Ledger()):
+            _ready(round_)
             found = tasks.parity_verdict(round_, states)
     get_run_logger().info(f"{found.serving} and {found.extracting} agree")
+
+
+def _ready(side: Round) -> None:
+    """Get the GPUs free that a side wants, if any."""
+    if gpus_wanted(side.config):
+        tasks.ready_gpus(side)

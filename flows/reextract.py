@@ -12,7 +12,7 @@ from infra.errors import Eagle3Error
 from infra.steps.context import Round
 from infra.steps.ledger import Ledger
 from infra.steps.lock import round_lock
-from infra.steps.reextract import stale_rounds
+from infra.steps.reextract import stale
 from infra.steps.serving import Serving
 from tasks.credentials import use_store_credentials
 
@@ -31,21 +31,35 @@ def reextract(rounds: list[str] = []) -> None:  # noqa: B006 (Prefect shows the 
     names = rounds or sorted(path.stem for path in ROUNDS.glob("*.yaml"))
     settings = Settings()
     use_store_credentials(settings)
-    configs = [load_round(round_file(name)) for name in names]
-    failed: dict[str, Eagle3Error] = {}
-    for round_, why in stale_rounds(configs, settings, log.info):
-        log.info(f"{round_.config.name}: {why}; extracting generation {round_.keys.hidden} beside the old")
+    failed: dict[str, str] = {}
+    for name in names:
         try:
-            with round_lock(round_):
-                _again(round_)
-        except Eagle3Error as error:
-            log.error(f"{round_.config.name}: {error}")
-            failed[round_.config.name] = error
+            _look_at(name, settings)
+        except Exception as error:
+            log.error(f"{name}: {error}")
+            failed[name] = error.what if isinstance(error, Eagle3Error) else f"{type(error).__name__}: {error}"
     if failed:
         raise Eagle3Error(
-            "not re-extracted: " + "; ".join(f"{name}: {error.what}" for name, error in failed.items()),
+            "not re-extracted: " + "; ".join(f"{name}: {why}" for name, why in failed.items()),
             fix="see what this run's log says of each; what is done stays done",
         )
+
+
+def _look_at(name: str, settings: Settings) -> None:
+    """Extract a round's states again if they are stale; one that cannot be looked at here is said and passed over."""
+    log = get_run_logger()
+    config = load_round(round_file(name))
+    try:
+        round_, why = stale(config, settings)
+    except Eagle3Error as error:
+        log.info(f"{name}: cannot be looked at here: {error}")
+        return
+    if round_ is None:
+        log.info(f"{name}: {why}")
+        return
+    log.info(f"{name}: {why}; extracting generation {round_.keys.hidden} beside the old")
+    with round_lock(round_):
+        _again(round_)
 
 
 def _again(round_: Round) -> None:

@@ -6,7 +6,7 @@ from tasks.disk import watch_disk
 from tasks.evaluation import evaluate
 from tasks.extract import engine_may_load, extract, extraction_is_due, verify
 from tasks.generate import generate
-from tasks.gpus import gpus_of, ready_gpus
+from tasks.gpus import gpu_slot, gpus_of, ready_gpus
 from tasks.parity import fit_for_parity, parity, parity_is_due, parity_side, parity_verdict
 from tasks.planning import plan
 from tasks.preflight import preflight
@@ -29,6 +29,7 @@ __all__ = [
     "finished_report",
     "fit_for_parity",
     "generate",
+    "gpu_slot",
     "gpus_of",
     "parity",
     "parity_is_due",

@@ -28,7 +28,8 @@ def engine_may_load(round_: Round) -> bool:
     cache meanwhile gets the rest, or fails, and another rung would be remembered for it.
     """
     on_gpus, reference = round_.extracting.device == "cuda", round_.config.gates.convention.reference
-    return not on_gpus or reference == "none" or convention_if_done(round_) is not None
+    done = convention_if_done(round_)
+    return not on_gpus or reference == "none" or (done is not None and bool(done.reference))
 
 
 @task(task_run_name="extract", retries=RETRIES, retry_delay_seconds=DELAYS, retry_condition_fn=may_pass, **STEP)

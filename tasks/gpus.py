@@ -26,13 +26,23 @@ def gpus_of(round_: Round, ledger: Ledger) -> Iterator[None]:
     Raises:
         PreflightError: the server has no such slot, or too few GPUs are fit.
     """
-    if gpus_wanted(round_.config) == 0:
+    with gpu_slot(round_):
+        if gpus_wanted(round_.config):
+            with ledger.step("gpus"):
+                ledger.notes += ready_gpus(round_)
         yield
-        return
+
+
+@contextmanager
+def gpu_slot(*rounds: Round) -> Iterator[None]:
+    """The slot in Prefect, if any of these rounds wants GPUs; whether they are free is for :func:`ready_gpus` to see.
+
+    Raises:
+        PreflightError: the server has no such slot.
+    """
     with ExitStack() as held:
-        _take_slot(held)
-        with ledger.step("gpus"):
-            ledger.notes += ready_gpus(round_)
+        if any(gpus_wanted(round_.config) for round_ in rounds):
+            _take_slot(held)
         yield
 
 

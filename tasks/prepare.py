@@ -20,5 +20,5 @@ def prepare(round_: Round, step: Step) -> None:
     point(round_, "samples")
     counts = steps.sample_counts(round_)
     tokens = sum(len(sample.input_ids) for sample in round_.samples)
-    dropped = ", ".join(f"{value} {name}" for name, value in counts.items() if value)
+    dropped = ", ".join(f"{value} {name}" for name, value in counts.items() if value and name != "answers")
     step.detail = f"{len(round_.samples)} samples, {tokens:,} tokens; {dropped}"

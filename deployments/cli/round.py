@@ -142,6 +142,8 @@ def _watch(api: str, name: str, overrides: dict[str, Any], settings: Settings) -
     finally:
         child.terminate()
         child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
 
 
 def _end_of(api: str, run_id: str, why: str) -> str:

@@ -35,7 +35,7 @@ def data_gate(
     Raises:
         GateError: with what was measured, what was expected and the likely cause.
     """
-    _shares(report, generate)
+    shares_gate(report, generate)
     if not samples:
         raise _stop(
             f"there are no samples, out of {report.answers} answers",
@@ -96,7 +96,12 @@ def template_gate(ours: Sequence[int], engines: Sequence[int], decode: Callable[
     )
 
 
-def _shares(report: BuildReport, generate: GenerateConfig) -> None:
+def shares_gate(report: BuildReport, generate: GenerateConfig) -> None:
+    """Stops a round too many of whose answers are cut, empty or unusable.
+
+    Raises:
+        GateError: a share is above its bound.
+    """
     _share(
         report,
         report.truncated,

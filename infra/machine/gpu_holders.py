@@ -14,9 +14,6 @@ from infra.machine.records import Record, membership
 
 Whose = Literal["leftover", "ours", "same user", "others", "gone"]
 
-_FIRST_NAMESPACE = "pid:[4026531836]"
-"""The machine's own PID namespace (PROC_PID_INIT_INO of the kernel); a container has another."""
-
 
 @dataclass(frozen=True)
 class Holder:
@@ -54,15 +51,6 @@ def holders(gpu: Gpu, records: Mapping[int, Record]) -> tuple[Holder, ...]:
 def recorded_processes(run_dir: Path) -> dict[int, Record]:
     """This project's processes on this machine, by pid."""
     return membership(run_dir)
-
-
-def whole_table_visible() -> bool:
-    """Whether every process of the machine can be seen: not from a container, nor where /proc hides others'."""
-    try:
-        own = os.readlink("/proc/self/ns/pid") == _FIRST_NAMESPACE
-    except OSError:
-        return False
-    return own and Path("/proc/1/stat").exists()
 
 
 def _holder(pid: int, memory: int | None, record: Record | None) -> Holder:

@@ -11,9 +11,10 @@ from infra.config.policies import GpuConfig
 from infra.errors import ProcessFailed
 from infra.machine.ending import end_family
 from infra.machine.gpu import Gpu, gpus
-from infra.machine.gpu_holders import holders, recorded_processes, whole_table_visible
+from infra.machine.gpu_holders import holders, recorded_processes
 from infra.machine.gpu_reset import refusal, reset, together_with
 from infra.machine.gpu_verdict import Finding, judge
+from infra.machine.namespaces import whole_table_visible
 from infra.machine.records import Reaped, reap
 from infra.machine.xid import KERNEL_LOG, fatal_xids
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 from infra.errors import ProcessFailed
 from infra.machine import guard
 from infra.machine.guard import Identity, Place, this_place
+from infra.machine.namespaces import is_gone
 
 SUFFIX = ".pid.json"
 KILL_SECONDS = 2.0
@@ -84,19 +85,25 @@ class Saved:
 
     @property
     def here(self) -> bool:
-        """Whether its pids are this process's own: the same run of the same machine, in one PID namespace."""
-        return self.place == this_place()
+        """Whether its pids are this process's own: the same run of the same machine, in one PID namespace.
+
+        A container that shares the machine's pids has another host name, and a host may be given another.
+        """
+        now = this_place()
+        return (self.place.boot, self.place.namespace) == (now.boot, now.namespace)
 
     def is_running(self, identity: Identity) -> bool:
         """Whether one of this record's processes still runs; as far as that cannot be told from here, it does.
 
         Host and containers may share a folder of records, and so may machines: another place's processes are dead for
-        certain only when that host has been restarted since.
+        certain only when that host has been restarted since, or when the machine sees its container gone.
         """
         now = this_place()
-        if self.place == now:
+        if self.here:
             return guard.is_running(identity)
-        return self.place.host != now.host or self.place.boot == now.boot
+        if self.place.boot == now.boot:
+            return not is_gone(self.place.namespace)
+        return self.place.host != now.host
 
     def record(self) -> Record:
         """What people may see of it."""

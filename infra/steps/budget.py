@@ -77,7 +77,6 @@ class DiskGuard:
         self._held, self._held_at = 0, -MEASURE_SECONDS
         self._noted_at = -MEASURE_SECONDS
         self._failures, self._failed_at, self._failing_since = 0, -math.inf, 0.0
-        self._unexplained = 0
 
     def before(self, what: str, *, store: int = 0, scratch: int = 0) -> None:
         """Return when there is room for what comes next; pause until then.
@@ -99,42 +98,46 @@ class DiskGuard:
             self._pause(short.text, time.monotonic(), 0.0, None)
         self._held += store + scratch
 
-    def wait(self, error: BaseException) -> None:
-        """Return when a write that found the disk full is worth doing again.
+    def wait(self, error: BaseException) -> bool:
+        """Return when a write that found the disk full is worth doing again: whether it was seen why it was full.
 
         Raises:
             GateError: as :meth:`before`.
         """
         now = time.monotonic()
         if isinstance(error, DiskFull) and error.at < self._failed_at:
-            return  # it is of the same full disk as one that was waited for
+            return True  # it is of the same full disk as one that was waited for
         if now - self._failed_at > 2 * LONGEST_POLL_SECONDS:
             self._failures, self._failing_since = 0, now
-            if self._unexplained >= MOST_FAILURES:
-                found = error.what if isinstance(error, Eagle3Error) else str(error)
-                why = f"{found}; by every reading there was room: is a quota, or are all inodes, used up?"
-                raise self._stop(why, None, f"in {self._unexplained + 1} attempts")
         # A quota or inodes may be used up while there is room by this guard's reading: then less and less often.
         at_least = min(POLL_SECONDS * 2**self._failures, LONGEST_POLL_SECONDS)
         self._failures += 1
         place = error.place if isinstance(error, DiskFull) else None
         explained = self._pause(str(error), self._failing_since, at_least, place)
-        self._unexplained = 0 if explained else self._unexplained + 1
         self._failed_at = time.monotonic()
+        return explained
 
     def through(self, work: Callable[[], Result]) -> Result:
         """What ``work`` returns; it is called again after each time that it finds the disk full.
 
         Raises:
-            GateError: as :meth:`before`.
+            GateError: as :meth:`before`; or it worked for long, found the disk full in the end, and that time and again
+                though there was room by every reading.
         """
+        in_vain = 0
         while True:
+            begin = time.monotonic()
             try:
                 return work()
             except Exception as error:
                 if not is_full(error):
                     raise
-                self.wait(error)
+                was_long = time.monotonic() - begin > 2 * LONGEST_POLL_SECONDS
+                in_vain = in_vain + was_long if not self.wait(error) else 0
+                if in_vain > MOST_FAILURES:
+                    found = error.what if isinstance(error, Eagle3Error) else str(error)
+                    why = f"{found}; by every reading there was room: is a quota, or are all inodes, used up?"
+                    raise self._stop(why, None, f"in {in_vain} attempts") from error
 
     def is_short(self, scratch: int = 0) -> bool:
         """Whether scratch has too little room for so many bytes more, whatever else is planned."""

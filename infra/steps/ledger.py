@@ -78,8 +78,8 @@ class Ledger:
         )
 
 
-MADE_FROM = {"samples": "answers", "draft": "hidden", "eval": "draft", "published": "draft"}
-"""Which earlier step's key a pointer names, so that retention can follow the chain."""
+MADE_FROM = {"samples": ("answers",), "draft": ("hidden",), "eval": ("draft",), "published": ("draft", "hidden")}
+"""Which earlier steps' keys a pointer names, so that retention can follow the chain."""
 
 
 def point(round_: Round, step: str) -> None:
@@ -90,8 +90,7 @@ def point(round_: Round, step: str) -> None:
         if live is not None and live.key == key:
             return
     made: dict[str, object] = {"versions": round_.versions}
-    if step in MADE_FROM:
-        made[MADE_FROM[step]] = getattr(round_.keys, MADE_FROM[step])
+    made |= {earlier: getattr(round_.keys, earlier) for earlier in MADE_FROM.get(step, ())}
     round_.rounds.point(step, key, made)
 
 

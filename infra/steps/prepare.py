@@ -4,8 +4,8 @@ import json
 
 from pydantic import TypeAdapter
 
-from infra.data.build import build_samples
-from infra.data.gate import data_gate
+from infra.data.build import BuildReport, build_samples
+from infra.data.gate import data_gate, shares_gate
 from infra.errors import StoreError
 from infra.steps.context import Round
 from infra.store.answers import read_answers
@@ -24,10 +24,13 @@ def samples_done(round_: Round) -> bool:
 def prepare(round_: Round) -> bool:
     """Build, judge and write the samples of this round's key; returns whether they were there already.
 
+    Those that were there are judged again by the bounds of ``generate``, which do not enter the key.
+
     Raises:
         GateError: the data gate stops.
     """
     if samples_done(round_):
+        shares_gate(_counted(sample_counts(round_)), round_.config.generate)
         return True
     prefix = round_.prefix("samples")
     answers = read_answers(round_.store, round_.prefix("answers")).values()
@@ -41,6 +44,7 @@ def prepare(round_: Round) -> bool:
         evaluation=round_.evaluation_prompts,
     )
     counts = {
+        "answers": built.answers,
         "truncated": built.truncated,
         "empty": built.empty,
         "refused": built.refused,
@@ -62,6 +66,13 @@ def sample_counts(round_: Round) -> dict[str, int]:
     if counts is None:
         raise StoreError(f"the samples of round {round_.config.name} have no {COUNTS}", fix="start the round again")
     return counts
+
+
+def _counted(counts: dict[str, int]) -> BuildReport:
+    """What became of the answers, as it was stored."""
+    named = {name: counts.get(name, 0) for name in ("answers", "truncated", "empty", "refused", "cut")}
+    dropped = {name: count for name, count in counts.items() if name not in named}
+    return BuildReport([], **named, dropped=dropped)
 
 
 def _counts(round_: Round) -> dict[str, int] | None:

@@ -227,10 +227,8 @@ def _finished(rounds: RoundStore) -> Iterator[Removal]:
 
 def is_published(rounds: RoundStore, key: str) -> bool:
     """Whether the draft that is published was trained on these states."""
-    draft, published = rounds.current("draft"), rounds.current("published")
-    if draft is None or published is None:
-        return False
-    return draft.made.get("hidden") == key and published.made.get("draft") == draft.key
+    published = rounds.current("published")
+    return published is not None and published.made.get("hidden") == key
 
 
 def _unfinished(rounds: RoundStore) -> str | None:

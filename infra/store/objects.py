@@ -40,7 +40,7 @@ class ObjectStore:
         self.url = url.rstrip("/")
         self._options = dict(storage_options or {})
         self._backend: Backend | None = None
-        self.on_full: Callable[[DiskFull], None] | None = None
+        self.on_full: Callable[[DiskFull], object] | None = None
         if "://" in self.url and not self.url.startswith(("file://", "s3://")):
             raise StoreError(
                 f"the store {self.url} is of a kind that is not supported",

@@ -1,6 +1,7 @@
 """Whole rounds through the flow, with the stand-in engine: what is done, what is not done again, what stops a round."""
 
 import asyncio
+import json
 import os
 import shutil
 import sys
@@ -30,6 +31,7 @@ from infra.steps.extract import faulty_shards
 from infra.steps.ledger import done_steps, report_if_done
 from infra.steps.lock import round_lock
 from infra.steps.plan import make_plan, plan_gate
+from infra.steps.prepare import prepare
 from infra.store.answers import read_answers
 
 ALL_STEPS = {"answers", "samples", "hidden", "draft", "eval", "published", "report"}
@@ -89,6 +91,16 @@ def test_a_round_goes_from_prompts_to_a_published_draft(finished: Machine, use: 
     assert len(finished.requests("extract")) == SAMPLES
     assert list(round_.settings.scratch_dir.iterdir()) == []
     assert recorded(round_.settings.run_dir) == []
+
+
+def test_samples_that_were_there_are_judged_by_todays_bounds(again: Machine) -> None:
+    counts = next((again.folder / "state" / "store").glob("rounds/small/samples/*/counts.json"))
+    found = json.loads(counts.read_text())
+    assert found["answers"] == SAMPLES
+    counts.write_text(json.dumps(found | {"truncated": 6}))
+    prepare(again.round())
+    with pytest.raises(GateError, match=r"6 of 24 answers are cut at generate.max_tokens: 25\.0%"):
+        prepare(again.round(generate__max_truncated=0.2))
 
 
 def test_what_could_not_be_measured_is_stopped_before_anything_is_asked(again: Machine) -> None:

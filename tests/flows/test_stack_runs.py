@@ -112,6 +112,20 @@ def test_cancelling_all_lets_no_queued_run_begin(client: SyncPrefectClient, api:
     client.set_flow_run_state(own.id, Completed(), force=True)
 
 
+def test_a_run_of_another_nodes_worker_is_left_to_it(client: SyncPrefectClient) -> None:
+    run = begin(client, "elsewhere")
+    other = {"work_pool_name": POOL, "name": "second-node"}
+    beat = {"name": other["name"]}
+    client.request("POST", "/work_pools/{work_pool_name}/workers/heartbeat", path_params=other, json=beat)
+    said: list[str] = []
+    upkeep.settle(client, said.append)
+    assert state(client, run) == "Running"
+    assert said == [f"run {run.name} is left to second-node"]
+    client.request("DELETE", "/work_pools/{work_pool_name}/workers/{name}", path_params=other)
+    upkeep.settle(client, said.append)
+    assert state(client, run) == "Crashed"
+
+
 def test_only_runs_of_our_workers_are_settled(client: SyncPrefectClient) -> None:
     left, own = begin(client, "left"), client.create_flow_run(theirs)
     client.set_flow_run_state(own.id, Running(), force=True)

@@ -137,7 +137,7 @@ def test_a_trainer_that_hangs_is_ended_and_the_next_attempt_goes_on(tmp_path: Pa
         for record in recorded(run_dir):
             os.kill(record.child_pid, signal.SIGSTOP)
 
-    with pytest.raises(TrainerKilled, match=r"hung and was ended: after \d+ of \d+ steps it told of nothing for 3 s"):
+    with pytest.raises(TrainerKilled, match=r"hung and was ended: silent for 3 s after \d+ of \d+ steps"):
         train(job, trainee.samples, run_dir=run_dir, on_metrics=freeze)
     assert recorded(run_dir) == []
     patient = replace(job, config=job.config.model_copy(update={"silence_seconds": 600.0}))

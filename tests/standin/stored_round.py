@@ -25,7 +25,7 @@ def finish(store: ObjectStore, name: str, **changes: dict[str, Any]) -> RoundSto
         "hidden": ("h1", {"samples": "s1"}),
         "draft": ("d1", {"hidden": "h1"}),
         "eval": ("e1", {"draft": "d1"}),
-        "published": ("p1", {"draft": "d1"}),
+        "published": ("p1", {"draft": "d1", "hidden": "h1"}),
     }
     for step, (key, says) in made.items():
         rounds.point(step, key, changes.get(step, says))

@@ -117,7 +117,7 @@ fetch_target(TargetConfig(name="Tiny", source="hf://org/model@main"), Path(sys.a
 
 
 class Hub:
-    """A model hub in the place of ``snapshot_download``: it breaks off in the middle of the weights, once."""
+    """A model hub in the place of ``snapshot_download``: it breaks off between two files of weights, once."""
 
     def __init__(self, size: int = 8) -> None:
         self.size, self.downloads, self.found = size, 0, False
@@ -125,14 +125,16 @@ class Hub:
     def __call__(self, repository: str, *, local_dir: Path, dry_run: bool = False, **_: object) -> object:
         if dry_run:
             return [SimpleNamespace(file_size=self.size, will_download=True)]
+        first, begun = local_dir / "model-1.safetensors", local_dir / ".cache" / "huggingface" / "download"
+        self.found = first.exists()
+        assert not any(local_dir.rglob("*.incomplete")), "what was begun is not left to fill the disk"
+        begun.mkdir(parents=True, exist_ok=True)
+        (begun / f"{self.downloads}.incomplete").write_bytes(b"half")
         self.downloads += 1
-        incomplete = local_dir / ".cache" / "huggingface" / "download" / "model.incomplete"
-        self.found = incomplete.exists()
-        incomplete.parent.mkdir(parents=True, exist_ok=True)
-        incomplete.write_bytes(b"half")
+        first.write_text("{}")
         if not self.found:
             raise ConnectionError("the line broke")
-        for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        for name in ("config.json", "tokenizer.json", "model-2.safetensors"):
             (local_dir / name).write_text("{}")
         return str(local_dir)
 
@@ -146,7 +148,8 @@ def test_a_snapshot_that_broke_off_goes_on_where_it_was(tmp_path: Path, monkeypa
         assert not hub.found, "what came of another revision is not mixed in"
     folder = fetch_target(target("hf://org/model@other"), models, tmp_path / "cache")
     assert hub.found
-    assert sorted(item.name for item in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    names = ["config.json", "model-1.safetensors", "model-2.safetensors", "tokenizer.json"]
+    assert sorted(item.name for item in folder.iterdir()) == names
     assert sorted(item.name for item in models.iterdir()) == [".Tiny.lock", "Tiny"]
 
 
