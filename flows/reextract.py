@@ -3,6 +3,8 @@
 The new generation lies beside the old one; it is verified before the cleanup policy may take the old.
 """
 
+from pathlib import Path
+
 from prefect import flow, get_run_logger
 
 import tasks
@@ -36,8 +38,9 @@ def reextract(rounds: list[str] = []) -> None:  # noqa: B006 (Prefect shows the 
         try:
             _look_at(name, settings)
         except Exception as error:
-            log.error(f"{name}: {error}")
-            failed[name] = error.what if isinstance(error, Eagle3Error) else f"{type(error).__name__}: {error}"
+            label = Path(name).stem
+            log.error(f"{label}: {error}")
+            failed[label] = error.what if isinstance(error, Eagle3Error) else f"{type(error).__name__}: {error}"
     if failed:
         raise Eagle3Error(
             "not re-extracted: " + "; ".join(f"{name}: {why}" for name, why in failed.items()),
@@ -52,12 +55,12 @@ def _look_at(name: str, settings: Settings) -> None:
     try:
         round_, why = stale(config, settings)
     except Eagle3Error as error:
-        log.info(f"{name}: cannot be looked at here: {error}")
+        log.info(f"{config.name}: cannot be looked at here: {error}")
         return
     if round_ is None:
-        log.info(f"{name}: {why}")
+        log.info(f"{config.name}: {why}")
         return
-    log.info(f"{name}: {why}; extracting generation {round_.keys.hidden} beside the old")
+    log.info(f"{config.name}: {why}; extracting generation {round_.keys.hidden} beside the old")
     with round_lock(round_):
         _again(round_)
 
