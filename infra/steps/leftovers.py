@@ -130,6 +130,8 @@ def _in_scratch(store: ObjectStore, folder: Path, busy: bool) -> Iterator[Remova
 def _entry(store: ObjectStore, name: str, place: Path, size: int) -> Removal | Kept:
     """One file or folder of a round's scratch that no living process uses."""
     kind, _, key = place.name.partition("-")
+    if place.name == "front-dataset":  # `speculators generate-offline-data` puts a person's states into it
+        return Kept(str(place), size, f"{name}: a dataset for speculators' commands", by_hand=True, where="local")
     if (why := NOBODYS.get(kind)) is not None:
         return Removal(str(place), size, f"{name}: {why}", where="local", round=name)
     if kind == "train":

@@ -46,7 +46,7 @@ def test_what_a_finished_round_leaves_goes_and_an_interrupted_trial_stays(tmp_pa
     leave(round_, "train-mine", "answers-mine.jsonl", "staging", "staging-vllm", "draft-mine", "sglang-0.5.23", "walk")
     leave(round_, "reference-x1", "front", "front-dataset", "train-trial", "answers-trial.jsonl", "notes-of-a-person")
     clean_scratch(round_)
-    assert names(round_) == ["answers-trial.jsonl", "notes-of-a-person", "train-trial"]
+    assert names(round_) == ["answers-trial.jsonl", "front-dataset", "notes-of-a-person", "train-trial"]
 
 
 def test_the_folder_goes_when_nothing_is_in_it(tmp_path: Path) -> None:
