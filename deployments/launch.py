@@ -16,7 +16,7 @@ from deployments.processes import start_detached, tail
 from deployments.upkeep import WORKER, Say, ensure_gpu_limit, ensure_pool, settle
 from infra.config.settings import Settings
 from infra.errors import ProcessFailed
-from infra.machine.processes import Guarded, Spec, reap
+from infra.machine.processes.guarded import Guarded, Spec, reap
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

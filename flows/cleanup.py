@@ -5,9 +5,9 @@ from prefect.artifacts import create_table_artifact
 
 from infra.config.load import ROUNDS, load_round
 from infra.config.settings import Settings
-from infra.steps.leftovers import clean, survey
-from infra.steps.progress import gib
-from infra.steps.retention import policies
+from infra.disk.leftovers import clean, survey
+from infra.disk.retention import policies
+from infra.progress import gib
 from infra.store.objects import ObjectStore
 from tasks.credentials import use_store_credentials
 

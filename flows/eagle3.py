@@ -11,11 +11,11 @@ import tasks
 from infra.config.load import build_round
 from infra.config.round import RoundConfig
 from infra.config.settings import Settings
-from infra.steps.context import Round
-from infra.steps.ledger import Ledger
-from infra.steps.lock import round_lock
-from infra.steps.results import Report
-from infra.steps.serving import Serving
+from infra.results import Report
+from infra.round.context import Round
+from infra.round.ledger import Ledger
+from infra.round.lock import round_lock
+from infra.round.serving import Serving
 from tasks.credentials import use_store_credentials
 
 

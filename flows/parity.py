@@ -20,10 +20,10 @@ import tasks
 from infra.config.load import build_round
 from infra.config.round import EngineName, RoundConfig
 from infra.config.settings import Settings
-from infra.steps.context import Round
-from infra.steps.hygiene import gpus_wanted
-from infra.steps.lock import round_lock
-from infra.steps.parity import alone
+from infra.gates.parity import alone
+from infra.round.context import Round
+from infra.round.gpus import gpus_wanted
+from infra.round.lock import round_lock
 from tasks.credentials import use_store_credentials
 
 

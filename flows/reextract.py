@@ -11,11 +11,11 @@ import tasks
 from infra.config.load import ROUNDS, load_round, round_file
 from infra.config.settings import Settings
 from infra.errors import Eagle3Error
-from infra.steps.context import Round
-from infra.steps.ledger import Ledger
-from infra.steps.lock import round_lock
-from infra.steps.reextract import stale
-from infra.steps.serving import Serving
+from infra.round.context import Round
+from infra.round.ledger import Ledger
+from infra.round.lock import round_lock
+from infra.round.reextract import stale
+from infra.round.serving import Serving
 from tasks.credentials import use_store_credentials
 
 STEPS = ("samples", "hidden")

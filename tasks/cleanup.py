@@ -4,12 +4,12 @@ from collections.abc import Iterable
 
 from prefect import get_run_logger, task
 
+from infra.disk.budget import removals
+from infra.disk.leftovers import busy_rounds, clean_scratch, free
+from infra.disk.retention import Removal, removable
 from infra.machine.segments import forget_segments
-from infra.steps.budget import removals
-from infra.steps.context import Round
-from infra.steps.leftovers import busy_rounds, clean_scratch, free
-from infra.steps.progress import gib
-from infra.steps.retention import Removal, removable
+from infra.progress import gib
+from infra.round.context import Round
 from tasks.options import STEP
 
 

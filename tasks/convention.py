@@ -3,14 +3,14 @@
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
+from infra.gates import convention as steps
+from infra.gates.parity import parity_if_done
 from infra.report.figures import data_uri
 from infra.report.layers import layers_figure, layers_table, layers_text
-from infra.steps import convention as steps
-from infra.steps.context import Round
-from infra.steps.ledger import Ledger, Step
-from infra.steps.parity import parity_if_done
-from infra.steps.results import Convention
-from infra.steps.serving import Serving
+from infra.results import Convention
+from infra.round.context import Round
+from infra.round.ledger import Ledger, Step
+from infra.round.serving import Serving
 from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 
 

@@ -3,10 +3,10 @@
 from prefect import get_run_logger
 from prefect.events import emit_event
 
-from infra.steps.budget import Notice
-from infra.steps.context import Round
-from infra.steps.ledger import Ledger
-from infra.steps.progress import Progress
+from infra.disk.budget import Notice
+from infra.progress import Progress
+from infra.round.context import Round
+from infra.round.ledger import Ledger
 from tasks.progress import ProgressArtifact
 
 REPORTED = ("resume", "freed", "stop")

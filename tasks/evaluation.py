@@ -3,12 +3,12 @@
 from prefect import get_run_logger, task
 
 from infra.drafter.acceptance import serving_gate
+from infra.results import Evaluation
+from infra.round.context import Round
+from infra.round.layouts import draft_folder, served_draft
+from infra.round.ledger import EVALUATION, Ledger, Step, evaluation_if_done, point, write_result
+from infra.round.serving import Serving
 from infra.steps import evaluate as steps
-from infra.steps.context import Round
-from infra.steps.layouts import draft_folder, served_draft
-from infra.steps.ledger import EVALUATION, Ledger, Step, evaluation_if_done, point, write_result
-from infra.steps.results import Evaluation
-from infra.steps.serving import Serving
 from tasks.notices import announce
 from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 

@@ -2,14 +2,14 @@
 
 from prefect import get_run_logger, task
 
-from infra.engines.extraction import Extractor
+from infra.engines.client.extraction import Extractor
 from infra.errors import GateError
+from infra.gates.convention import convention_if_done
+from infra.round.context import Round
+from infra.round.ledger import Ledger, Step, done_steps
+from infra.round.serving import Serving
+from infra.round.survival import Survival
 from infra.steps import extract as steps
-from infra.steps.context import Round
-from infra.steps.convention import convention_if_done
-from infra.steps.ledger import Ledger, Step, done_steps
-from infra.steps.serving import Serving
-from infra.steps.survival import Survival
 from infra.store.hidden import ShardPlan
 from tasks.notices import announce
 from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass

@@ -2,12 +2,12 @@
 
 from prefect import get_run_logger, task
 
-from infra.engines.client import Client
+from infra.engines.client.client import Client
+from infra.round.context import Round
+from infra.round.ledger import Ledger, Step, point
+from infra.round.serving import Serving
+from infra.round.survival import Survival
 from infra.steps import generate as steps
-from infra.steps.context import Round
-from infra.steps.ledger import Ledger, Step, point
-from infra.steps.serving import Serving
-from infra.steps.survival import Survival
 from tasks.notices import announce
 from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 from tasks.progress import ProgressArtifact

@@ -10,10 +10,10 @@ from prefect.concurrency.sync import concurrency
 from prefect.events import emit_event
 
 from infra.errors import PreflightError
-from infra.machine.gpu_policy import Act
-from infra.steps.context import Round
-from infra.steps.hygiene import clear_gpus, gpus_wanted, split_by_hand, use_gpus
-from infra.steps.ledger import Ledger
+from infra.machine.gpus.policy import Act
+from infra.round.context import Round
+from infra.round.gpus import clear_gpus, gpus_wanted, split_by_hand, use_gpus
+from infra.round.ledger import Ledger
 from tasks.options import STEP
 
 GPU_SLOT = "gpu"

@@ -3,7 +3,7 @@
 from prefect import get_run_logger
 from prefect.events import emit_event
 
-from infra.engines.notice import Notice
+from infra.engines.server.notice import Notice
 
 
 def announce(notice: Notice) -> None:

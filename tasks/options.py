@@ -8,9 +8,9 @@ from prefect.runtime import task_run
 from prefect.tasks import Task
 
 from infra.drafter.trainer import TrainerKilled
-from infra.engines.server import ServerHung
+from infra.engines.server.server import ServerHung
 from infra.errors import EngineError, ExtractionFault, StoreError
-from infra.steps.survival import TooManyDeaths
+from infra.round.survival import TooManyDeaths
 
 
 class Options(TypedDict):

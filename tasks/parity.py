@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from infra.engines.environments import using_environment
-from infra.engines.fetch import fetch_target
+from infra.environments.building import using_environment
 from infra.errors import PreflightError
-from infra.machine.gpu import gpus
+from infra.gates import parity as steps
+from infra.gates.agreement import Side
+from infra.machine.gpus.readings import gpus
 from infra.report.figures import data_uri
 from infra.report.parity import parity_figure, parity_table, parity_text
-from infra.steps import parity as steps
-from infra.steps.agreement import Side
-from infra.steps.context import Round
-from infra.steps.ledger import Ledger, Step
-from infra.steps.preflight import faults
-from infra.steps.results import Parity
-from infra.steps.serving import Serving
+from infra.results import Parity
+from infra.round.context import Round
+from infra.round.ledger import Ledger, Step
+from infra.round.preflight import faults
+from infra.round.serving import Serving
+from infra.targets.fetch import fetch_target
 from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 
 

@@ -5,9 +5,9 @@ from collections.abc import Collection
 from prefect import task
 from prefect.artifacts import create_table_artifact
 
-from infra.steps.context import Round
+from infra.progress import duration
+from infra.round.context import Round
 from infra.steps.plan import Plan, gib, make_plan
-from infra.steps.progress import duration
 from tasks.options import STEP
 
 

@@ -2,15 +2,15 @@
 
 from prefect import get_run_logger, task
 
-from infra.engines.fetch import fetch_target
 from infra.errors import GateError, PreflightError, ProcessFailed
-from infra.machine.gpu import gpus
-from infra.machine.processes import reap
-from infra.steps.context import Round
+from infra.machine.gpus.readings import gpus
+from infra.machine.processes.guarded import reap
+from infra.round.context import Round
+from infra.round.preflight import faults
 from infra.steps.evaluate import evaluation_gate
 from infra.steps.plan import Plan, plan_gate
-from infra.steps.preflight import faults
 from infra.steps.report import write_provenance
+from infra.targets.fetch import fetch_target
 from tasks.options import STEP
 
 

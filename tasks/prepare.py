@@ -2,9 +2,9 @@
 
 from prefect import task
 
+from infra.round.context import Round
+from infra.round.ledger import Step, point
 from infra.steps import prepare as steps
-from infra.steps.context import Round
-from infra.steps.ledger import Step, point
 from tasks.options import STEP
 
 

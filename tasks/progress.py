@@ -9,7 +9,7 @@ import httpx
 from prefect import get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from infra.steps.progress import Progress
+from infra.progress import Progress
 
 EVERY_SECONDS = 5.0
 

@@ -3,10 +3,10 @@
 from prefect import get_run_logger, task
 from prefect.artifacts import create_link_artifact
 
+from infra.results import Report
+from infra.round.context import Round
+from infra.round.ledger import Step, point
 from infra.steps import publish as steps
-from infra.steps.context import Round
-from infra.steps.ledger import Step, point
-from infra.steps.results import Report
 from tasks.options import STEP
 
 

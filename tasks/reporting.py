@@ -4,11 +4,11 @@ from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from infra.report.markdown import acceptance_table
+from infra.results import Evaluation, Report, Training
+from infra.round.context import Round
+from infra.round.ledger import Ledger, done_steps, point, report_if_done
 from infra.steps import report as steps
-from infra.steps.context import Round
-from infra.steps.ledger import Ledger, done_steps, point, report_if_done
 from infra.steps.plan import Plan
-from infra.steps.results import Evaluation, Report, Training
 from tasks.options import STEP
 
 

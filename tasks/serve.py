@@ -2,7 +2,7 @@
 
 from prefect import task
 
-from infra.steps.serving import Serving
+from infra.round.serving import Serving
 from tasks.options import STEP
 
 

@@ -7,10 +7,10 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from infra.report.figures import training_figure
 from infra.report.markdown import live_table
+from infra.results import Training
+from infra.round.context import Round
+from infra.round.ledger import Step, evaluation_if_done, training_if_done
 from infra.steps import train as steps
-from infra.steps.context import Round
-from infra.steps.ledger import Step, evaluation_if_done, training_if_done
-from infra.steps.results import Training
 from tasks.options import DELAYS, RETRIES, STEP, may_pass
 from tasks.progress import ProgressArtifact
 

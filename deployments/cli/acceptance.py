@@ -6,12 +6,12 @@ from deployments.cli.output import print_table
 from infra.config.settings import Settings
 
 if TYPE_CHECKING:
-    from infra.steps.results import Report
+    from infra.results import Report
 
 
 def read_report(settings: Settings, round_name: str) -> "tuple[Report, str] | None":
     """The round's live report and where its report.md is; None when the run left none."""
-    from infra.steps.results import Report
+    from infra.results import Report
     from infra.store.objects import ObjectStore
     from infra.store.rounds import RoundStore
 

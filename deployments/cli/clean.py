@@ -15,8 +15,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would go
 def clean(dry_run: DryRun = False, as_json: Json = False) -> None:
     """Delete what dead runs left and what each round's retention policy lets go; nothing that cannot be made again."""
     from infra.config.load import load_round
-    from infra.steps import leftovers
-    from infra.steps.retention import policies
+    from infra.disk import leftovers
+    from infra.disk.retention import policies
     from infra.store.objects import ObjectStore
 
     settings = Settings()

@@ -73,7 +73,7 @@ def _python(_settings: Settings) -> Iterator[Check]:
 
 
 def _environments(settings: Settings) -> Iterator[Check]:
-    from infra.engines.environments import status
+    from infra.environments.building import status
 
     for item in status(settings.cache_dir):
         if item.built:
@@ -88,7 +88,7 @@ def _environments(settings: Settings) -> Iterator[Check]:
 
 
 def _gpus(_settings: Settings) -> Iterator[Check]:
-    from infra.machine.gpu import gpus
+    from infra.machine.gpus.readings import gpus
 
     report = gpus()
     if not report.present:
@@ -176,7 +176,7 @@ def _server(settings: Settings) -> Iterator[Check]:
 
 def _leftovers(settings: Settings) -> Iterator[Check]:
     from infra.machine.host import folder_bytes
-    from infra.machine.processes import recorded
+    from infra.machine.processes.guarded import recorded
 
     orphans = [item for item in recorded(settings.run_dir) if item.alive and not item.owner_alive]
     found = ", ".join(f"{item.purpose} (pid {item.child_pid})" for item in orphans)

@@ -15,7 +15,7 @@ def install(
     name: Annotated[str, typer.Argument(help="flows, vllm-cpu, vllm-cuda, ...")], as_json: Json = False
 ) -> None:
     """Build an environment from its lock file; does nothing if it is already built."""
-    from infra.engines.environments import build
+    from infra.environments.building import build
 
     path = build(name, Settings().cache_dir, say=say)
     if as_json:

@@ -13,8 +13,8 @@ from deployments.cli.rounds import Set, open_round
 from infra.config.settings import Settings
 
 if TYPE_CHECKING:
-    from infra.engines.front import Front
-    from infra.steps.context import Round
+    from infra.engines.client.front import Front
+    from infra.round.context import Round
 
 CHECK_SECONDS = 2.0
 NO_DATASET = "DATASET"
@@ -32,11 +32,11 @@ def front(
     `speculators generate-offline-data` and `speculators train --on-missing generate` then work with any engine of
     ours, SGLang too. Both ends must see the same files.
     """
-    from infra.engines.front import Front
+    from infra.engines.client.front import Front
     from infra.errors import EngineError
-    from infra.steps.context import Round
-    from infra.steps.lock import round_lock
-    from infra.steps.serving import Serving
+    from infra.round.context import Round
+    from infra.round.lock import round_lock
+    from infra.round.serving import Serving
 
     config = open_round(name, overrides)
     round_ = Round(config, Settings())
@@ -86,8 +86,8 @@ def commands(round_: "Round", running: "Front", dataset: str) -> dict[str, list[
 
 def _prepare(round_: "Round") -> None:
     """Environment and target, where they are missing."""
-    from infra.engines.environments import build
-    from infra.engines.fetch import fetch_target
+    from infra.environments.building import build
+    from infra.targets.fetch import fetch_target
 
     settings, target = round_.settings, round_.config.target
     build(f"{round_.config.extract.engine}-{round_.extracting.device}", settings.cache_dir, say=say)

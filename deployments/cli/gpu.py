@@ -9,7 +9,7 @@ from deployments.cli.rounds import Set, open_round
 from infra.config.settings import Settings
 
 if TYPE_CHECKING:
-    from infra.machine.gpu_verdict import Finding
+    from infra.machine.gpus.verdict import Finding
 
 
 def gpu(
@@ -24,9 +24,9 @@ def gpu(
     only processes of this project whose run is dead.
     """
     from infra.config.policies import GpuConfig
-    from infra.machine.gpu import gpus
-    from infra.machine.gpu_policy import Clearing
-    from infra.steps.hygiene import gpus_wanted, view
+    from infra.machine.gpus.policy import Clearing
+    from infra.machine.gpus.readings import gpus
+    from infra.round.gpus import gpus_wanted, view
 
     config = open_round(name, overrides) if name else None
     policy = config.gpu if config else GpuConfig()

@@ -23,7 +23,7 @@ def plan(
     """
     config = open_round(name, overrides)
     from infra.errors import GateError
-    from infra.steps.context import Round
+    from infra.round.context import Round
     from infra.steps.plan import make_plan, plan_gate
 
     say(f"reading the prompts of {config.name} ...")

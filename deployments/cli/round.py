@@ -92,7 +92,7 @@ def start(name: Name, overrides: Set = None, as_json: Json = False) -> None:
 
 def build_environments(config: RoundConfig, settings: Settings) -> None:
     """Build the environment of each engine the round uses, where it is missing."""
-    from infra.engines.environments import build
+    from infra.environments.building import build
 
     for engine in config.used_engines:
         name = f"{engine}-{config.engines[engine].device}"

@@ -46,7 +46,7 @@ def collect(settings: Settings) -> dict[str, Any]:
 
 def environments(settings: Settings) -> list[dict[str, Any]]:
     """The Python environments: name, whether built, size in bytes, path, version of what they carry."""
-    from infra.engines.environments import status as environment_status
+    from infra.environments.building import status as environment_status
 
     return [
         {
@@ -87,7 +87,7 @@ def _served(api: str) -> dict[str, Any]:
 
 
 def _processes(settings: Settings) -> list[dict[str, Any]]:
-    from infra.machine.processes import recorded
+    from infra.machine.processes.guarded import recorded
 
     return [
         {

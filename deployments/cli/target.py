@@ -16,7 +16,7 @@ app = typer.Typer(no_args_is_help=True)
 @app.command("fetch")
 def fetch(name: Annotated[str, typer.Argument(help="Name of a round or of a target.")], as_json: Json = False) -> None:
     """Fetch a target into the models folder; does nothing if it is already there."""
-    from infra.engines.fetch import fetch_target
+    from infra.targets.fetch import fetch_target
 
     settings = Settings()
     path = fetch_target(find_target(name), settings.models_dir, settings.cache_dir, say)
@@ -73,7 +73,7 @@ def find_target(name: str) -> TargetConfig:
 
 
 def _facts(config: TargetConfig, rounds: list[str], settings: Settings) -> dict[str, Any]:
-    from infra.config.target import weight_files
+    from infra.targets.target import weight_files
 
     folder = settings.models_dir / config.name
     weights = weight_files(folder)

@@ -7,9 +7,9 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from infra.config.target import Target, read_json
 from infra.data.prompt import Message
 from infra.errors import ConfigError
+from infra.targets.target import Target, read_json
 
 
 class Chat:

@@ -14,18 +14,18 @@ from typing import Literal
 
 from infra.config.keys import key12
 from infra.config.round import TrainConfig
-from infra.config.target import Target
 from infra.drafter.checkpoint import Checkpoint, DraftShape, best, settle, verify_draft
 from infra.drafter.dataset import BACKEND, DatasetFacts, write_dataset
 from infra.drafter.progress import FULL, INTERRUPTED, EventFile, History, StepMetrics, TrainProgress, Validation
 from infra.drafter.vocabulary import choose_vocabulary, token_frequencies
 from infra.errors import DiskFull, GateError, TrainingError
-from infra.machine.gpu_choice import device_environment
+from infra.machine.gpus.choice import device_environment
 from infra.machine.host import cpu_count
 from infra.machine.logtail import last_lines
-from infra.machine.processes import Guarded, Spec, clean_environment
+from infra.machine.processes.guarded import Guarded, Spec, clean_environment
 from infra.store.objects import store_environment
 from infra.store.samples import Sample
+from infra.targets.target import Target
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 POLL_SECONDS = 0.25

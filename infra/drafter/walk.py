@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from infra.drafter.acceptance import Acceptance, pooled
 from infra.errors import TrainingError
 from infra.machine.logtail import last_lines
-from infra.machine.processes import Guarded, Spec, clean_environment, forward_environment
+from infra.machine.processes.guarded import Guarded, Spec, clean_environment, forward_environment
 from infra.store.objects import store_environment
 from infra.store.samples import Sample
 

@@ -7,9 +7,9 @@ from typing import Literal, Protocol
 
 from infra.config.round import EngineConfig, RungConfig
 from infra.config.settings import Settings
-from infra.config.target import Target
-from infra.engines.dialect import Dialect
+from infra.engines.client.dialect import Dialect
 from infra.errors import EngineError
+from infra.targets.target import Target
 
 Profile = Literal["generate", "extract", "bench"]
 MLA_FAMILIES = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"})

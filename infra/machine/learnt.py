@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.machine.filelock import exclusive
-from infra.machine.guard import write_private
+from infra.machine.processes.guard import write_private
 
 
 def recall(path: Path) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from infra.machine.disk import SHARED_MEMORY
-from infra.machine.guard import this_place, write_private
-from infra.machine.records import SUFFIX, trees
+from infra.machine.processes.guard import this_place, write_private
+from infra.machine.processes.records import SUFFIX, trees
 
 NOTE = ".shm.json"
 PREFIXES = ("psm_", "nccl-", "torch_", "sem.", "vllm", "sglang", "__KMP_REGISTERED_LIB_")

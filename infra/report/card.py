@@ -8,7 +8,7 @@ import yaml
 from infra.errors import ConfigError
 from infra.report.markdown import acceptance_table, speed_table, verdict
 from infra.report.wording import cell, percent, table
-from infra.steps.results import Report
+from infra.results import Report
 
 LOCAL_PATH = re.compile(r"file://\S*|(?<![\w.:/<])~?/[\w.-]+[\w./-]*")
 """An absolute path or one below a home folder."""

@@ -1,7 +1,7 @@
 """The draft beside others: its layouts by engine, and other rounds of the same target."""
 
 from infra.report.wording import PROMPTS, length, live
-from infra.steps.results import OtherRound, Report
+from infra.results import OtherRound, Report
 
 Rows = list[dict[str, str]]
 

@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 
 from infra.report.wording import PROMPTS, headline, live, percent, ratio, speed_runs
-from infra.steps.results import Acceptance, Report, TrainPoint
+from infra.results import Acceptance, Report, TrainPoint
 
 INK, SOFT, GRID = "#1f2933", "#5f6b7a", "#e4e8ee"
 GREY, BLUE, ORANGE = "#a9b4c2", "#2f6db5", "#e08a3c"

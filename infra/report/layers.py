@@ -2,7 +2,7 @@
 
 from infra.report.heatmap import heatmap
 from infra.report.wording import percent
-from infra.steps.results import Convention, Parity
+from infra.results import Convention, Parity
 
 Rows = list[dict[str, str]]
 REACH = 2

@@ -20,7 +20,7 @@ from infra.report.wording import (
     speed_runs,
     table,
 )
-from infra.steps.results import Acceptance, Measured, Report, Speed, TrainPoint
+from infra.results import Acceptance, Measured, Report, Speed, TrainPoint
 
 Rows = list[dict[str, str]]
 LOOPING = 0.1

@@ -2,7 +2,7 @@
 
 from infra.report.heatmap import heatmap
 from infra.report.wording import percent
-from infra.steps.results import Parity, TapParity
+from infra.results import Parity, TapParity
 
 Rows = list[dict[str, str]]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from infra.steps.results import Acceptance, Measured, Report
+from infra.results import Acceptance, Measured, Report
 
 PROMPTS = {"heldout": "held-out prompts", "evaluation": "evaluation prompts"}
 SAME_SPEED = 0.02

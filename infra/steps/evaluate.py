@@ -8,14 +8,14 @@ from pathlib import Path
 from infra.data.gate import leakage_gate
 from infra.drafter import acceptance as chain
 from infra.drafter.walk import walk
-from infra.engines.bench import Measurement, Run, looping, run, summary, warm_up
-from infra.engines.client import Client
+from infra.engines.client.bench import Measurement, Run, looping, run, summary, warm_up
+from infra.engines.client.client import Client
 from infra.errors import EngineError, GateError
 from infra.machine.host import memory_available
-from infra.steps.context import Round
+from infra.results import Acceptance, Evaluation, Measured, Predicted, Speed
+from infra.round.context import Round
+from infra.round.serving import Serving
 from infra.steps.extract import extracted_samples
-from infra.steps.results import Acceptance, Evaluation, Measured, Predicted, Speed
-from infra.steps.serving import Serving
 from infra.store.samples import Sample
 
 SERVER_OVERHEAD_BYTES = 4 << 30

@@ -5,14 +5,14 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from infra.engines.extraction import Extractor, States
-from infra.engines.flights import Flights
-from infra.engines.pool import run_ordered
+from infra.disk.retention import is_published
+from infra.engines.client.extraction import Extractor, States
+from infra.engines.client.flights import Flights
+from infra.engines.client.pool import run_ordered
 from infra.errors import DiskFull, ExtractionFault, GateError, StoreError
-from infra.steps.capture import NextTokenProbe
-from infra.steps.context import Round
-from infra.steps.progress import Meter, OnProgress
-from infra.steps.retention import is_published
+from infra.gates.capture import NextTokenProbe
+from infra.progress import Meter, OnProgress
+from infra.round.context import Round
 from infra.store.hidden import ShardPlan, ShardWriter, plan_shards, state_bytes_per_token, verify_shard
 from infra.store.hidden import discard_shard as discard
 from infra.store.manifest import StatesMeta

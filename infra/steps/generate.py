@@ -10,12 +10,12 @@ from infra.data.build import TOO_LONG, conversation
 from infra.data.gate import template_gate
 from infra.data.masks import given_answers
 from infra.data.prompt import Message, Prompt, next_prompt
-from infra.engines.client import Client, RequestRefused
-from infra.engines.flights import Flights
-from infra.engines.pool import run_pool
+from infra.engines.client.client import Client, RequestRefused
+from infra.engines.client.flights import Flights
+from infra.engines.client.pool import run_pool
 from infra.errors import DiskFull, EngineError
-from infra.steps.context import Round
-from infra.steps.progress import Meter, OnProgress
+from infra.progress import Meter, OnProgress
+from infra.round.context import Round
 from infra.store.answers import Answer, AnswerLog, Status
 
 ANSWER_TOKEN_BYTES = 12

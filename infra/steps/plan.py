@@ -7,14 +7,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from infra.config.round import RoundConfig, TargetShape
 from infra.data.prompt import Prompt
+from infra.disk.rooms import Room, left, room_gate, rooms
 from infra.errors import ConfigError, EngineError, EnvironmentBuildError, GateError, MissingTarget
 from infra.machine.host import memory_available
-from infra.steps.context import Round
-from infra.steps.layouts import layout_note, sglang_faults, sglang_version
-from infra.steps.ledger import done_steps
-from infra.steps.progress import gib
-from infra.steps.rates import Rates, learnt_rates, reference_rates
-from infra.steps.rooms import Room, left, room_gate, rooms
+from infra.progress import gib
+from infra.round.context import Round
+from infra.round.layouts import layout_note, sglang_faults, sglang_version
+from infra.round.ledger import done_steps
+from infra.round.rates import Rates, learnt_rates, reference_rates
 from infra.store.hidden import state_bytes_per_token
 
 BF16_BYTES = 2

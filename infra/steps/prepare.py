@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 from infra.data.build import BuildReport, build_samples
 from infra.data.gate import data_gate, shares_gate
 from infra.errors import StoreError
-from infra.steps.context import Round
+from infra.round.context import Round
 from infra.store.answers import read_answers
 from infra.store.objects import ObjectMissing
 from infra.store.samples import samples_fault, write_samples

@@ -7,9 +7,9 @@ from pydantic import BaseModel, ConfigDict
 
 from infra.errors import StoreError
 from infra.report.card import card
-from infra.steps.context import Round
-from infra.steps.layouts import draft_folder, sglang_draft
-from infra.steps.results import Report, read_stored, whole
+from infra.results import Report, read_stored, whole
+from infra.round.context import Round
+from infra.round.layouts import draft_folder, sglang_draft
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
 

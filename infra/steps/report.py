@@ -4,21 +4,21 @@ import subprocess
 from pathlib import Path
 
 from infra.errors import StoreError
+from infra.gates.convention import convention_if_done
+from infra.gates.parity import parity_if_done
 from infra.report.drafts import in_brief
 from infra.report.figures import all_figures, data_uri
 from infra.report.layers import layers_figure
 from infra.report.markdown import report as render
 from infra.report.parity import parity_figure
-from infra.steps.context import Round
-from infra.steps.convention import convention_if_done
-from infra.steps.layouts import layouts
-from infra.steps.ledger import Ledger, write_result
-from infra.steps.parity import parity_if_done
+from infra.results import REPORT, Evaluation, OtherRound, Report, Training, read_stored
+from infra.round.context import Round
+from infra.round.layouts import layouts
+from infra.round.ledger import Ledger, write_result
+from infra.round.rates import Rates, learn
 from infra.steps.plan import Plan
 from infra.steps.prepare import sample_counts
 from infra.steps.publish import draft_name, published_prefix, publishing_rounds
-from infra.steps.rates import Rates, learn
-from infra.steps.results import REPORT, Evaluation, OtherRound, Report, Training, read_stored
 from infra.store.rounds import RoundStore
 
 

@@ -15,13 +15,13 @@ from rich.table import Table
 from infra.config.load import build_round, load_round, round_file
 from infra.config.settings import Settings
 from infra.drafter.checkpoint import perturbed
-from infra.engines.bench import run, summary
+from infra.engines.client.bench import run, summary
 from infra.errors import StoreError
-from infra.steps.context import Round
+from infra.round.context import Round
+from infra.round.layouts import draft_folder, served_draft
+from infra.round.ledger import training_if_done
+from infra.round.serving import Serving
 from infra.steps.evaluate import prompt_sets
-from infra.steps.layouts import draft_folder, served_draft
-from infra.steps.ledger import training_if_done
-from infra.steps.serving import Serving
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
 

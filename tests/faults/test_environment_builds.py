@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from standin.waiting import wait_for
 
-from infra.engines.environments import build, environment_python, status
+from infra.environments.building import build, environment_python, status
 from infra.errors import EnvironmentBuildError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BUILDER = """
 import sys
 from pathlib import Path
-from infra.engines.environments import build
+from infra.environments.building import build
 print(build("tiny", Path(sys.argv[1]), locks=Path(sys.argv[2]), say=lambda line: print("said:", line, flush=True)))
 """
 

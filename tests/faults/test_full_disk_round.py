@@ -20,8 +20,8 @@ from standin.processes import living
 from standin.small_disk import fill, small_disk
 from standin.waiting import more, wait_for
 
+from infra.round.ledger import done_steps, report_if_done
 from infra.steps.extract import faulty_shards
-from infra.steps.ledger import done_steps, report_if_done
 from infra.store.answers import read_answers
 
 pytestmark = pytest.mark.timeout(1800)

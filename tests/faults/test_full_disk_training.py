@@ -17,7 +17,7 @@ from infra.drafter.progress import TrainProgress
 from infra.drafter.trainer import train
 from infra.drafter.trainer_entry import StoreTrainer
 from infra.errors import DiskFull
-from infra.machine.processes import recorded
+from infra.machine.processes.guarded import recorded
 
 SIZE = 64 << 20
 

@@ -20,10 +20,10 @@ from standin.leftover import Leftover, bystander, zombie
 from standin.processes import running
 from standin.waiting import wait_for
 
-from infra.machine.ending import end_family
-from infra.machine.guard import identity_of
 from infra.machine.host import port_in_use
-from infra.machine.processes import reap
+from infra.machine.processes.ending import end_family
+from infra.machine.processes.guard import identity_of
+from infra.machine.processes.guarded import reap
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NOBODY = 65534

@@ -16,10 +16,10 @@ from standin.processes import running
 from standin.waiting import LIMIT_SECONDS, wait_for
 
 from infra.errors import ProcessFailed
-from infra.machine import guard
-from infra.machine.guard import Identity
-from infra.machine.namespaces import whole_table_visible
-from infra.machine.processes import GUARD_LOST, Guarded, Spec, clean_environment, reap, recorded
+from infra.machine.processes import guard
+from infra.machine.processes.guard import Identity
+from infra.machine.processes.guarded import GUARD_LOST, Guarded, Spec, clean_environment, reap, recorded
+from infra.machine.processes.namespaces import whole_table_visible
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = (sys.executable, "-I", "-S", "-c")
@@ -60,7 +60,7 @@ time.sleep(600)
 OWNER = """
 import json, os, sys, time
 from pathlib import Path
-from infra.machine.processes import Guarded, Spec, clean_environment
+from infra.machine.processes.guarded import Guarded, Spec, clean_environment
 run_dir, fork, *commands = json.loads(sys.argv[1])
 started = [Guarded.start(Spec(tuple(command), f"test {number}", Path(run_dir).parent / f"log{number}",
     clean_environment({}), grace_seconds=0.5), Path(run_dir)) for number, command in enumerate(commands)]

@@ -29,7 +29,7 @@ from deployments.launch import Handle, bring_up, detached
 from deployments.processes import current
 from infra.config.settings import Settings
 from infra.machine.host import port_in_use
-from infra.machine.processes import Record, recorded
+from infra.machine.processes.guarded import Record, recorded
 from infra.store.manifest import MANIFEST, Manifest
 from infra.store.objects import ObjectStore
 

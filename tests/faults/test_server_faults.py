@@ -13,15 +13,15 @@ from standin.machine import Machine, new_machine
 import tasks
 from flows.eagle3 import eagle3
 from infra.errors import EngineError, ExtractionFault
-from infra.machine.processes import recorded
-from infra.steps.context import Round
-from infra.steps.convention import capture
+from infra.gates.convention import capture
+from infra.gates.parity import take
+from infra.machine.processes.guarded import recorded
+from infra.round.context import Round
+from infra.round.ledger import Ledger, report_if_done
+from infra.round.serving import Serving
+from infra.round.survival import TooManyDeaths
 from infra.steps.extract import extracted_samples, faulty_shards, quarantined_samples
-from infra.steps.ledger import Ledger, report_if_done
-from infra.steps.parity import take
 from infra.steps.prepare import sample_counts
-from infra.steps.serving import Serving
-from infra.steps.survival import TooManyDeaths
 from infra.store.answers import read_answers
 from infra.store.reader import StatesReader
 

@@ -12,14 +12,14 @@ from standin.waiting import wait_for
 
 from infra.config.load import build_round, load_round, round_file
 from infra.config.settings import Settings
-from infra.engines.extraction import Extractor
-from infra.engines.fetch import fetch_target
-from infra.machine.processes import recorded
+from infra.engines.client.extraction import Extractor
+from infra.machine.processes.guarded import recorded
+from infra.round.context import Round
+from infra.round.serving import Serving
+from infra.round.survival import Survival
 from infra.steps import extract as steps
-from infra.steps.context import Round
-from infra.steps.serving import Serving
-from infra.steps.survival import Survival
 from infra.store.samples import Sample, write_samples
+from infra.targets.fetch import fetch_target
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -26,16 +26,16 @@ from standin.waiting import more, wait_for
 from infra.config.load import build_round, load_round, round_file
 from infra.config.round import RoundConfig
 from infra.config.settings import Settings
-from infra.engines.extraction import States
-from infra.engines.fetch import fetch_target
-from infra.machine.processes import Record, recorded
-from infra.steps.agreement import Side, compare
-from infra.steps.capture import Head
-from infra.steps.context import Round
+from infra.engines.client.extraction import States
+from infra.gates.agreement import Side, compare
+from infra.gates.capture import Head
+from infra.gates.parity import parity_gate
+from infra.machine.processes.guarded import Record, recorded
+from infra.round.context import Round
 from infra.steps.extract import faulty_shards
-from infra.steps.parity import parity_gate
 from infra.store.answers import read_answers
 from infra.store.reader import StatesReader
+from infra.targets.fetch import fetch_target
 
 pytestmark = pytest.mark.timeout(5400)
 

@@ -16,8 +16,8 @@ from standin.stored_round import finish
 import tasks
 from flows.cleanup import cleanup
 from infra.config.settings import Settings
-from infra.steps.budget import DiskGuard
-from infra.steps.ledger import Ledger
+from infra.disk.budget import DiskGuard
+from infra.round.ledger import Ledger
 from infra.store.objects import ObjectStore
 
 pytestmark = pytest.mark.usefixtures("api")

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from standin.machine import REPOSITORY, Machine, Use, new_machine
 
 from infra.config.settings import Settings
-from infra.machine.processes import recorded
+from infra.machine.processes.guarded import recorded
 
 CHILD = """
 import sys
 from standin.engine import StandInEngine
-from infra.engines import vllm
+from infra.engines.vllm import engine as vllm
 vllm.ENGINE = StandInEngine()
 from deployments.cli.app import main
 sys.exit(main())

@@ -14,12 +14,12 @@ from deployments.upkeep import GPU_LIMIT, ensure_gpu_limit
 from infra.config.load import build_round
 from infra.config.settings import Settings
 from infra.errors import PreflightError
-from infra.machine.gpu import Gpu, GpuReport
-from infra.machine.gpu_policy import Act, Cleared
-from infra.machine.gpu_verdict import judge
-from infra.steps import hygiene
-from infra.steps.context import Round
-from infra.steps.ledger import Ledger
+from infra.machine.gpus.policy import Act, Cleared
+from infra.machine.gpus.readings import Gpu, GpuReport
+from infra.machine.gpus.verdict import judge
+from infra.round import gpus as hygiene
+from infra.round.context import Round
+from infra.round.ledger import Ledger
 from tasks import gpus as gpu_tasks
 
 GPUS = tuple(Gpu(number, "H", 1 << 36, 0, 100 * (number == 1), (), uuid=f"GPU-{number}") for number in range(3))

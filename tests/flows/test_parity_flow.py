@@ -19,17 +19,18 @@ from flows.eagle3 import eagle3
 from flows.parity import EngineChoice, parity
 from infra.config.round import EngineName, RoundConfig, RungConfig
 from infra.config.settings import Settings
-from infra.engines import sglang, vllm
 from infra.engines.launch import Launch, LaunchRequest
-from infra.engines.reference import ReferenceUnavailable
+from infra.engines.reference.process import ReferenceUnavailable
+from infra.engines.sglang import engine as sglang
+from infra.engines.vllm import engine as vllm
 from infra.errors import ConfigError, GateError, PreflightError
-from infra.machine.gpu import Gpu, GpuReport
-from infra.machine.gpu_policy import Cleared
-from infra.machine.gpu_verdict import judge
-from infra.machine.processes import recorded
-from infra.steps import hygiene
-from infra.steps import parity as parity_steps
-from infra.steps.ledger import done_steps, report_if_done
+from infra.gates import parity as parity_steps
+from infra.machine.gpus.policy import Cleared
+from infra.machine.gpus.readings import Gpu, GpuReport
+from infra.machine.gpus.verdict import judge
+from infra.machine.processes.guarded import recorded
+from infra.round import gpus as hygiene
+from infra.round.ledger import done_steps, report_if_done
 from tasks import gpus as gpu_tasks
 
 pytestmark = pytest.mark.usefixtures("api")

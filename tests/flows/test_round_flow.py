@@ -24,12 +24,12 @@ from flows.reextract import reextract
 from infra.config.load import load_round, round_file
 from infra.config.settings import Settings
 from infra.errors import ConfigError, Eagle3Error, GateError, PreflightError
-from infra.machine.gpu import GpuReport
-from infra.machine.processes import recorded
-from infra.steps.context import Round
+from infra.machine.gpus.readings import GpuReport
+from infra.machine.processes.guarded import recorded
+from infra.round.context import Round
+from infra.round.ledger import done_steps, report_if_done
+from infra.round.lock import round_lock
 from infra.steps.extract import faulty_shards
-from infra.steps.ledger import done_steps, report_if_done
-from infra.steps.lock import round_lock
 from infra.steps.plan import make_plan, plan_gate
 from infra.steps.prepare import prepare
 from infra.store.answers import read_answers

@@ -7,8 +7,8 @@ import pytest
 from infra.config.load import load_round, round_file
 from infra.config.round import TargetConfig
 from infra.config.settings import Settings
-from infra.config.target import Target, open_target
-from infra.engines.fetch import fetch_target
+from infra.targets.fetch import fetch_target
+from infra.targets.target import Target, open_target
 
 
 @pytest.fixture(scope="session")

@@ -14,14 +14,14 @@ import torch
 
 from infra.config.load import load_round, round_file
 from infra.config.settings import Settings
-from infra.engines.reference import Reference
-from infra.engines.vllm import PLUGIN
+from infra.engines.reference.process import Reference
+from infra.engines.vllm.engine import PLUGIN
 from infra.errors import GateError
+from infra.gates.convention import Truth, capture, compute_truth, convention_gate, measure
 from infra.report.layers import layers_table
-from infra.steps.context import Round
-from infra.steps.convention import Truth, capture, compute_truth, convention_gate, measure
-from infra.steps.results import Convention
-from infra.steps.serving import Serving
+from infra.results import Convention
+from infra.round.context import Round
+from infra.round.serving import Serving
 
 pytestmark = pytest.mark.timeout(1800)
 PLANTED = Path(__file__).parent / "planted"

@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 from infra.config.load import load_round, round_file
 from infra.config.settings import Settings
 from infra.drafter.trainer import CPU_ARGUMENTS
-from infra.engines.environments import environment_python
-from infra.engines.extraction import Extractor
-from infra.engines.front import Front
+from infra.engines.client.extraction import Extractor
+from infra.engines.client.front import Front
+from infra.environments.building import environment_python
 from infra.errors import EnvironmentBuildError
-from infra.steps.context import Round
-from infra.steps.serving import Serving
+from infra.round.context import Round
+from infra.round.serving import Serving
 
 pytestmark = pytest.mark.timeout(1200)
 SAMPLES = 6

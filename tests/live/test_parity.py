@@ -8,12 +8,12 @@ import pytest
 
 from infra.config.load import load_round, round_file
 from infra.config.settings import Settings
-from infra.engines.environments import environment_python
+from infra.environments.building import environment_python
 from infra.errors import EnvironmentBuildError, GateError
-from infra.steps.agreement import Side
-from infra.steps.context import Round
-from infra.steps.parity import alone, judge, parity_gate, prompt_sequences, take
-from infra.steps.serving import Serving
+from infra.gates.agreement import Side
+from infra.gates.parity import alone, judge, parity_gate, prompt_sequences, take
+from infra.round.context import Round
+from infra.round.serving import Serving
 
 pytestmark = pytest.mark.timeout(1200)
 SAMPLES = 6

@@ -12,7 +12,7 @@ from standin.processes import living
 
 from infra.config.settings import Settings
 from infra.machine.host import free_port
-from infra.machine.processes import recorded
+from infra.machine.processes.guarded import recorded
 
 EAGLE3 = Path(__file__).resolve().parents[2] / "deployments" / "bin" / "eagle3"
 pytestmark = pytest.mark.timeout(1800)

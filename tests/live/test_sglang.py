@@ -11,16 +11,16 @@ from standin.processes import running
 from infra.config.load import load_round, round_file
 from infra.config.round import EngineConfig, RungConfig
 from infra.config.settings import Settings
-from infra.config.target import Target
 from infra.data.template import Chat
-from infra.engines.base import LaunchRequest, Server, engine_version, find_engine, start
-from infra.engines.bench import run, summary
-from infra.engines.client import Client, RequestRefused
-from infra.engines.flights import Flights
-from infra.machine.processes import recorded
-from infra.steps.context import Round
+from infra.engines.client.bench import run, summary
+from infra.engines.client.client import Client, RequestRefused
+from infra.engines.client.flights import Flights
+from infra.engines.registry import LaunchRequest, Server, engine_version, find_engine, start
+from infra.machine.processes.guarded import recorded
+from infra.round.context import Round
 from infra.steps.generate import Asking, answers_wanted, generate
 from infra.store.answers import read_answers
+from infra.targets.target import Target
 
 pytestmark = pytest.mark.timeout(1500)
 

@@ -14,14 +14,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra.config.round import EngineConfig, RungConfig
 from infra.config.settings import Settings
-from infra.config.target import Target
-from infra.engines.base import Launch, LaunchRequest, Server, engine_version, find_engine
-from infra.engines.client import Client
-from infra.engines.environments import environment_python
-from infra.engines.extraction import ExtractionFault, Extractor
-from infra.engines.final_norm import read_final_norm
+from infra.engines.client.client import Client
+from infra.engines.client.extraction import ExtractionFault, Extractor
 from infra.engines.layer_ids import engine_layer_ids
-from infra.engines.sglang_capture import PLUGIN
+from infra.engines.registry import Launch, LaunchRequest, Server, engine_version, find_engine
+from infra.engines.sglang.capture import PLUGIN
+from infra.environments.building import environment_python
+from infra.targets.final_norm import read_final_norm
+from infra.targets.target import Target
 
 pytestmark = pytest.mark.timeout(1500)
 

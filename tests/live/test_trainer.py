@@ -19,7 +19,7 @@ from infra.drafter.trainer import TrainerKilled, train
 from infra.drafter.walk import walk
 from infra.drafter.walk_entry import draft_chains, load_draft
 from infra.errors import GateError, TrainingError
-from infra.machine.processes import recorded
+from infra.machine.processes.guarded import recorded
 from infra.store.reader import StatesReader
 from infra.store.samples import Sample
 

@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM
 
 from infra.config.round import EngineConfig, RungConfig
 from infra.config.settings import Settings
-from infra.config.target import Target
-from infra.engines.base import LaunchRequest, Server, engine_version, start
-from infra.engines.bench import run, summary
-from infra.engines.client import Client, RequestRefused
-from infra.engines.extraction import Extractor, States
-from infra.machine.processes import recorded
+from infra.engines.client.bench import run, summary
+from infra.engines.client.client import Client, RequestRefused
+from infra.engines.client.extraction import Extractor, States
+from infra.engines.registry import LaunchRequest, Server, engine_version, start
+from infra.machine.processes.guarded import recorded
+from infra.targets.target import Target
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from standin.engine import StandInEngine
 
-from infra.engines import vllm
-from infra.steps.budget import DiskGuard
+from infra.disk.budget import DiskGuard
+from infra.engines.vllm import engine as vllm
 
 
 def main() -> None:

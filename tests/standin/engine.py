@@ -9,8 +9,8 @@ import httpx
 
 from infra.config.round import RungConfig
 from infra.config.settings import Settings
-from infra.engines.dialect_vllm import VllmDialect
 from infra.engines.launch import Launch, LaunchRequest
+from infra.engines.vllm.dialect import VllmDialect
 
 SERVER = Path(__file__).with_name("server.py")
 VERSION = "0-standin"

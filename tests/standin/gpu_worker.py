@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from infra.config.policies import GpuConfig
-from infra.machine.gpu_policy import Clearing, View
+from infra.machine.gpus.policy import Clearing, View
 
 
 def main() -> None:

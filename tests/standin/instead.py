@@ -4,7 +4,7 @@ import pytest
 from standin.engine import StandInEngine
 
 import tasks
-from infra.engines import vllm
+from infra.engines.vllm import engine as vllm
 
 
 def instead_of_vllm(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from standin.processes import running
 from standin.waiting import wait_for
 
-from infra.machine.processes import clean_environment
+from infra.machine.processes.guarded import clean_environment
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON = (sys.executable, "-I", "-S", "-c")
@@ -21,7 +21,7 @@ SLEEP = ("/bin/sleep", "600")  # any user may run it
 OWNER = """
 import json, sys, time
 from pathlib import Path
-from infra.machine.processes import Guarded, Spec, clean_environment
+from infra.machine.processes.guarded import Guarded, Spec, clean_environment
 run_dir, *command = sys.argv[1:]
 guarded = Guarded.start(Spec(tuple(command), "vllm-generate", Path(run_dir).parent / "log", clean_environment({}),
     grace_seconds=0.3), Path(run_dir))

@@ -17,7 +17,7 @@ from standin.tiny import NAME, small_round, tiny_target, write_prompts
 from infra.config.load import build_round
 from infra.config.round import RoundConfig
 from infra.config.settings import Settings
-from infra.steps.context import Round
+from infra.round.context import Round
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import pytest
 from standin.instead import instead_of_vllm
 
-from infra.steps.ledger import Ledger, Step
+from infra.round.ledger import Ledger, Step
 
 TOUCHES = frozenset(
     {"open", "os.link", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.scandir", "os.truncate"}

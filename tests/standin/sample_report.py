@@ -2,7 +2,7 @@
 
 import math
 
-from infra.steps.results import (
+from infra.results import (
     Acceptance,
     Evaluation,
     Measured,

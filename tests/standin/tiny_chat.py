@@ -8,8 +8,8 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from infra.config.round import TargetShape
-from infra.config.target import Target
 from infra.data.template import Chat
+from infra.targets.target import Target
 
 START, END, STOP = "<|im_start|>", "<|im_end|>", "</s>"
 

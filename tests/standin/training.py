@@ -8,11 +8,11 @@ from standin.tiny import random_llama
 from transformers import LlamaForCausalLM
 
 from infra.config.round import TrainConfig
-from infra.config.target import Target, read_shape, target_revision
 from infra.drafter.trainer import TrainJob
 from infra.store.hidden import ShardWriter, StatesMeta, plan_shards, state_bytes_per_token
 from infra.store.objects import ObjectStore
 from infra.store.samples import Sample
+from infra.targets.target import Target, read_shape, target_revision
 
 TAPS = (1, 2, 3)
 PREFIX = "rounds/tiny/hidden/0123456789ab"

@@ -16,7 +16,7 @@ from standin.place import install
 
 from flows.eagle3 import eagle3
 from infra.config.load import build_round
-from infra.machine.guard import PR_SET_PDEATHSIG, prctl
+from infra.machine.processes.guard import PR_SET_PDEATHSIG, prctl
 
 
 def run(asked: dict[str, Any]) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.engines.causes import explain, port_was_taken
+from infra.engines.server.causes import explain, port_was_taken
 
 CASES = [
     (

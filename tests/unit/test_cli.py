@@ -31,7 +31,7 @@ from deployments.profile import Earlier
 from deployments.record import Record, write_record
 from infra.config.settings import Settings
 from infra.errors import ConfigError, ProcessFailed
-from infra.machine.gpu import Gpu, GpuReport
+from infra.machine.gpus.readings import Gpu, GpuReport
 from infra.store.objects import ObjectStore
 
 CODE = Path(__file__).resolve().parents[2]
@@ -47,7 +47,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 @pytest.fixture
 def bare(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Settings of a machine without environments (sizing the real ones takes a while)."""
-    monkeypatch.setattr("infra.engines.environments.status", lambda cache_dir: [])
+    monkeypatch.setattr("infra.environments.building.status", lambda cache_dir: [])
     return settings
 
 
@@ -488,7 +488,7 @@ def gpu(used: int, processes: tuple[tuple[int, int | None], ...], faults: tuple[
 def test_doctor_on_gpus(
     report: GpuReport, state: str, said: str, bare: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.machine.gpu.gpus", lambda: report)
+    monkeypatch.setattr("infra.machine.gpus.readings.gpus", lambda: report)
     [check] = [check for check in doctor.examine(bare) if check.name.startswith("GPU")]
     assert check.state == state
     assert said in check.found + check.fix

@@ -12,8 +12,8 @@ from infra.config.keys import decisive, key12
 from infra.config.load import ROUNDS, build_round, load_round, round_file
 from infra.config.round import GenerateConfig, RoundConfig, Strict, TargetConfig, TrainConfig
 from infra.config.settings import Settings
-from infra.config.target import open_target, read_shape, target_revision, weight_files
 from infra.errors import ConfigError, MissingTarget
+from infra.targets.target import open_target, read_shape, target_revision, weight_files
 
 SHIPPED = sorted(ROUNDS.glob("*.yaml"))
 

@@ -13,13 +13,13 @@ from transformers import LlamaForCausalLM
 
 from infra.config.load import build_round
 from infra.config.settings import Settings
-from infra.engines.extraction import States
-from infra.engines.reference import ReferenceStates
+from infra.engines.client.extraction import States
+from infra.engines.reference.process import ReferenceStates
 from infra.errors import GateError
+from infra.gates.convention import Truth, convention_gate, measure, unchecked
 from infra.report import markdown
 from infra.report.layers import layers_figure, layers_table, layers_text
-from infra.steps.context import Round
-from infra.steps.convention import Truth, convention_gate, measure, unchecked
+from infra.round.context import Round
 
 TAPS = (1, 2, 3)
 SEQUENCES = [[(7 * start + 3 * place) % VOCABULARY for place in range(24)] for start in range(4)]

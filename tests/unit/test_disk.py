@@ -19,7 +19,7 @@ from standin.waiting import wait_for
 from infra.errors import StoreError
 from infra.machine.disk import SHARED_MEMORY, file_system, is_full
 from infra.machine.host import free_disk
-from infra.machine.processes import Guarded, Spec, clean_environment
+from infra.machine.processes.guarded import Guarded, Spec, clean_environment
 from infra.machine.segments import forget_segments, leftover_segments, note_segments
 
 HOLDER = """

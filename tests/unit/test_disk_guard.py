@@ -16,14 +16,14 @@ from standin.standing import Standing
 from standin.stored_round import finish
 
 from infra.config.round import RetentionConfig as Policy
+from infra.disk import budget
+from infra.disk.budget import DiskGuard, Notice
+from infra.disk.leftovers import clean, free, survey
+from infra.disk.rooms import Room, room_gate
 from infra.errors import DiskFull, GateError
-from infra.steps import budget
-from infra.steps.budget import DiskGuard, Notice
-from infra.steps.context import Round
-from infra.steps.leftovers import clean, free, survey
-from infra.steps.lock import lock
-from infra.steps.results import TRAINING
-from infra.steps.rooms import Room, room_gate
+from infra.results import TRAINING
+from infra.round.context import Round
+from infra.round.lock import lock
 from infra.store.objects import ObjectStore
 
 SIZE = 8 << 20

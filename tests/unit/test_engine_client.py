@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 from standin.answering import AnsweringEngine, Reply, answering, completion, pieces
 from standin.waiting import wait_for
 
-from infra.engines.bench import looping, percentile, run, summary, warm_up
-from infra.engines.client import Client, EngineSilent, RequestRefused
-from infra.engines.counters import SpecCounters, parse_spec_counters, parse_token_total
-from infra.engines.extraction import ExtractionFault, Extractor
+from infra.engines.client.bench import looping, percentile, run, summary, warm_up
+from infra.engines.client.client import Client, EngineSilent, RequestRefused
+from infra.engines.client.counters import SpecCounters, parse_spec_counters, parse_token_total
+from infra.engines.client.extraction import ExtractionFault, Extractor
 from infra.errors import EngineError
 
 
@@ -31,7 +31,7 @@ def engine() -> Iterator[AnsweringEngine]:
 
 @pytest.fixture
 def client(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    monkeypatch.setattr("infra.engines.client.BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr("infra.engines.client.client.BACKOFF_SECONDS", 0.001)
     with Client(engine.url, timeout=10) as talking:
         yield talking
 

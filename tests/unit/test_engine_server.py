@@ -9,14 +9,14 @@ import pytest
 
 from infra.config.round import EngineConfig, RungConfig, TargetShape
 from infra.config.settings import Settings
-from infra.config.target import Target
-from infra.engines.base import find_engine, start
-from infra.engines.dialect_vllm import VllmDialect
 from infra.engines.launch import Launch, LaunchRequest
-from infra.engines.server import Server
+from infra.engines.registry import find_engine, start
+from infra.engines.server.server import Server
+from infra.engines.vllm.dialect import VllmDialect
 from infra.errors import EngineError
-from infra.machine.gpu import Gpu, GpuReport
-from infra.machine.processes import recorded
+from infra.machine.gpus.readings import Gpu, GpuReport
+from infra.machine.processes.guarded import recorded
+from infra.targets.target import Target
 
 READY = 8.0
 """Seconds in which a loaded machine starts a Python, too."""
@@ -185,8 +185,8 @@ class Driver:
 def on_gpus(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Callable[[int], Driver]:
     def machine(lingers: int) -> Driver:
         driver = Driver(settings, lingers)
-        monkeypatch.setattr("infra.engines.freed.gpus", driver.gpus)
-        monkeypatch.setattr("infra.engines.freed.POLL_SECONDS", 0.01)
+        monkeypatch.setattr("infra.engines.server.freed.gpus", driver.gpus)
+        monkeypatch.setattr("infra.engines.server.freed.POLL_SECONDS", 0.01)
         return driver
 
     return machine
@@ -207,7 +207,7 @@ def test_whoever_ends_a_server_finds_its_gpus_free(
 def test_a_rung_whose_memory_stays_says_so(
     on_gpus: Callable[[int], Driver], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.engines.server.FREED_SECONDS", 0.1)
+    monkeypatch.setattr("infra.engines.server.server.FREED_SECONDS", 0.1)
     driver = on_gpus(1_000_000)
     with Server(FaultyEngine(), request_for("dies", devices=("0",)), settings) as server:
         driver.loaded = True

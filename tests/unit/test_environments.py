@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from infra.engines import environments
-from infra.engines.environments import build, check_machine, environment_python, status
-from infra.engines.locked import LOCKS, descriptions, environment_key, pins
+from infra.environments import building as environments
+from infra.environments.building import build, check_machine, environment_python, status
+from infra.environments.descriptions import LOCKS, descriptions, environment_key, pins
 from infra.errors import EnvironmentBuildError
 
 TINY = """

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from infra.config.round import TargetShape
-from infra.config.target import Target
-from infra.engines.extraction import ExtractionFault, Extractor
-from infra.engines.final_norm import FinalNorm, read_final_norm
+from infra.engines.client.extraction import ExtractionFault, Extractor
 from infra.errors import ConfigError
+from infra.targets.final_norm import FinalNorm, read_final_norm
+from infra.targets.target import Target
 
 HIDDEN = 8
 GENERATOR = torch.Generator().manual_seed(1)

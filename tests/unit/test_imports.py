@@ -36,7 +36,7 @@ PARTS = {
     "steps": BASE | {"store", "engines", "drafter", "data", "report", "steps"},
 }
 """For each part of infra, the parts it may import besides itself."""
-STDLIB_ONLY = ("infra/engines/environments.py", "infra/machine/guard.py")
+STDLIB_ONLY = ("infra/environments/building.py", "infra/machine/processes/guard.py")
 """Files that run under a bare Python, before any environment exists."""
 PLUGINS = "infra/engines/plugins"
 
@@ -222,7 +222,7 @@ def test_a_broken_rule_is_seen(tmp_path: Path, rule: Rule, path: str, text: str,
         {"flows/a.py": "from tasks.b import c\nfrom infra.steps.d import e\nimport prefect"},
         {"infra/steps/a.py": "from infra.engines.b import c\nfrom infra.drafter.d import e\nfrom . import results"},
         {"infra/data/a.py": "from infra.store.b import c\nfrom .d import e\nfrom infra.config.round import f"},
-        {"infra/report/a.py": "from infra.steps.results import Report\nfrom matplotlib.figure import Figure"},
+        {"infra/report/a.py": "from infra.results import Report\nfrom matplotlib.figure import Figure"},
         {f"{PLUGINS}/p/p/a.py": "import torch\nfrom . import b"},
         {"tasks/a.py": "x = 1\n" * LONGEST, "flows/evaluation.py": "", "flows/__pycache__/json.py": ""},
     ],

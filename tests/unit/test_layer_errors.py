@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.steps.layer_errors import explain, tap_seen
+from infra.gates.layer_errors import explain, tap_seen
 
 LAYERS = 8
 ASKED = (1, 3, 6, 8)

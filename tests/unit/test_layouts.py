@@ -15,11 +15,11 @@ from infra.config.settings import Settings
 from infra.drafter.sglang_format import write_sglang
 from infra.engines.layer_ids import taps_of
 from infra.errors import EngineError
-from infra.machine.gpu import GpuReport
-from infra.steps.context import Round
-from infra.steps.layouts import layout_note, sglang_faults, sglang_numbers
+from infra.machine.gpus.readings import GpuReport
+from infra.round.context import Round
+from infra.round.layouts import layout_note, sglang_faults, sglang_numbers
+from infra.round.preflight import faults
 from infra.steps.plan import make_plan
-from infra.steps.preflight import faults
 
 LLAMA = TargetShape(layers=30, hidden_size=576, vocab_size=49152, weight_bytes=1, family="llama")
 KIMI = TargetShape(layers=61, hidden_size=7168, vocab_size=163840, weight_bytes=1, family="deepseek_v3")

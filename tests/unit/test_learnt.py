@@ -10,11 +10,11 @@ from standin.machine import Machine, new_machine
 from standin.small_disk import fill, small_disk
 
 from infra.config.round import RungConfig
-from infra.engines.rung_memory import RungMemory
-from infra.machine.guard import write_private
+from infra.engines.server.rung_memory import RungMemory
 from infra.machine.learnt import amend, recall
+from infra.machine.processes.guard import write_private
 from infra.machine.segments import leftover_segments
-from infra.steps.rates import learn, learnt_rates, rates_path, reference_rates
+from infra.round.rates import learn, learnt_rates, rates_path, reference_rates
 
 LADDER = (RungConfig(name="first"), RungConfig(name="second"))
 DAMAGES = [b"", b"garbage", b"[]", b"\xff", b'{"KEY": 5}', b'{"KEY": {"x": 1}}', b'{"KEY": null}']

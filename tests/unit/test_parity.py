@@ -8,15 +8,15 @@ from standin.sample_report import build
 from standin.tiny import random_llama
 
 from infra.config.round import RoundConfig, TargetShape, TrainConfig
-from infra.config.target import Target
-from infra.engines.extraction import States
+from infra.engines.client.extraction import States
 from infra.errors import ConfigError, GateError
+from infra.gates.agreement import Layers, Side, compare
+from infra.gates.capture import Head
+from infra.gates.parity import alone, parity_gate
 from infra.report import markdown
 from infra.report.parity import parity_figure, parity_table, parity_text
-from infra.steps.agreement import Layers, Side, compare
-from infra.steps.capture import Head
-from infra.steps.parity import alone, parity_gate
-from infra.steps.results import Parity
+from infra.results import Parity
+from infra.targets.target import Target
 
 LAYERS, TAPS = 12, (2, 5, 9)
 LENGTHS = (96, 40, 17)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra.engines.pool import run_pool
+from infra.engines.client.pool import run_pool
 
 
 def test_every_item_comes_back_once_with_its_result_or_its_exception() -> None:

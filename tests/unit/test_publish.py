@@ -13,13 +13,13 @@ from standin.speculators_draft import draft_config, write_draft
 from infra.config.load import load_round, round_file
 from infra.config.round import TargetShape
 from infra.config.settings import Settings
-from infra.config.target import Target
 from infra.errors import StoreError
-from infra.steps.context import Round
-from infra.steps.keys import StepKeys
-from infra.steps.layouts import layouts, served_draft
+from infra.results import Report
+from infra.round.context import Round
+from infra.round.keys import StepKeys
+from infra.round.layouts import layouts, served_draft
 from infra.steps.publish import publication_done, publish, published_prefix, publishing_rounds
-from infra.steps.results import Report
+from infra.targets.target import Target
 
 LLAMA = TargetShape(layers=30, hidden_size=16, vocab_size=40, weight_bytes=1, family="llama")
 VERSIONS = {"vllm": "0.32.0", "sglang": "0.5.23", "speculators": "0.9.0"}

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, LlamaConfig, Qw
 
 from infra.config.round import TargetConfig
 from infra.config.settings import Settings
-from infra.config.target import Target, open_target
-from infra.engines.reference import Reference, ReferenceMode, ReferenceStates, ReferenceUnavailable
-from infra.engines.reference_entry import answer_request, choose, kept_bytes
-from infra.engines.streamed import Refused
-from infra.machine.processes import recorded
+from infra.engines.reference.entry import answer_request, choose, kept_bytes
+from infra.engines.reference.process import Reference, ReferenceMode, ReferenceStates, ReferenceUnavailable
+from infra.engines.reference.streamed import Refused
+from infra.machine.processes.guarded import recorded
+from infra.targets.target import Target, open_target
 
 SEQUENCES = [[5, 9, 2, 7, 11, 3, 30, 12, 8], [4, 4, 8], [1]]
 COMMON: dict[str, Any] = {

@@ -20,7 +20,7 @@ from standin.sample_report import (
 
 from infra.errors import ConfigError
 from infra.report import card, drafts, figures, markdown, wording
-from infra.steps.results import (
+from infra.results import (
     Layout,
     Report,
     TrainPoint,

@@ -7,7 +7,7 @@ import pytest
 from standin.stored_round import finish
 
 from infra.config.round import RetentionConfig
-from infra.steps.retention import kept, removable, removable_by_itself, remove
+from infra.disk.retention import kept, removable, removable_by_itself, remove
 from infra.store.objects import ObjectStore
 
 FREE = RetentionConfig(states="until_published", earlier_rounds=True, stale_generations=True)

@@ -9,9 +9,9 @@ from standin.stored_round import finish
 
 from infra.config.load import build_round, load_round, round_file
 from infra.config.round import RetentionConfig
-from infra.steps.context import Round
+from infra.disk.retention import kept, policies, removable, removable_by_itself
+from infra.round.context import Round
 from infra.steps.extract import make_live
-from infra.steps.retention import kept, policies, removable, removable_by_itself
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
 

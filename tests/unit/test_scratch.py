@@ -5,9 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from infra.steps.context import Round
-from infra.steps.leftovers import clean_scratch
-from infra.steps.results import TRAINING
+from infra.disk.leftovers import clean_scratch
+from infra.results import TRAINING
+from infra.round.context import Round
 from infra.store.answers import DONE
 from infra.store.objects import ObjectStore
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from standin.answering import AnsweringEngine, answering
 
-from infra.engines.bench import run, warm_up
-from infra.engines.client import Client, RequestRefused
-from infra.engines.counters import SpecCounters
-from infra.engines.dialect_sglang import SglangDialect
-from infra.engines.sglang_capture import plugin_digest
+from infra.engines.client.bench import run, warm_up
+from infra.engines.client.client import Client, RequestRefused
+from infra.engines.client.counters import SpecCounters
+from infra.engines.sglang.capture import plugin_digest
+from infra.engines.sglang.dialect import SglangDialect
 from infra.errors import EngineError, ExtractionFault
 
 Answer = dict[str, Any]
@@ -27,7 +27,7 @@ def engine() -> Iterator[AnsweringEngine]:
 
 @pytest.fixture
 def client(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    monkeypatch.setattr("infra.engines.client.BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr("infra.engines.client.client.BACKOFF_SECONDS", 0.001)
     with Client(engine.url, timeout=10, dialect=SglangDialect()) as talking:
         yield talking
 

@@ -7,10 +7,10 @@ import pytest
 
 from infra.config.round import EngineConfig, RungConfig, TargetShape
 from infra.config.settings import Settings
-from infra.config.target import Target
 from infra.engines.launch import Launch, LaunchRequest, Profile
-from infra.engines.sglang import ENGINE
+from infra.engines.sglang.engine import ENGINE
 from infra.errors import EngineError
+from infra.targets.target import Target
 
 CPU, CUDA = "0.5.23", "0.5.17"
 

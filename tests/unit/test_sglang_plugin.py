@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from infra.engines.sglang_capture import KEY, LAYER_IDS, PLUGIN, RID_PREFIX, STAGING, captured, plugin_digest
+from infra.engines.sglang.capture import KEY, LAYER_IDS, PLUGIN, RID_PREFIX, STAGING, captured, plugin_digest
 from infra.errors import ExtractionFault
 
 HIDDEN = 4

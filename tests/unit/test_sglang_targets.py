@@ -8,7 +8,7 @@ import pytest
 
 from infra.config.version import read_version
 from infra.engines.layer_ids import RULES, Rule
-from infra.engines.sglang_capture import PLUGIN
+from infra.engines.sglang.capture import PLUGIN
 
 sys.path.insert(0, str(PLUGIN))
 try:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from infra.config.load import build_round, load_round, round_file
-from infra.steps.keys import Inputs, StepKeys, step_keys
+from infra.round.keys import Inputs, StepKeys, step_keys
 
 INPUTS = Inputs("revision", "prompts", "evaluation", {"vllm": "0.32.0", "speculators": "0.9.0"})
 STEPS = ("answers", "samples", "hidden", "draft", "eval", "published", "report")

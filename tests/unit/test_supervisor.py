@@ -14,17 +14,17 @@ from standin.waiting import more, wait_for
 
 from infra.config.round import EngineConfig, RungConfig, TargetShape
 from infra.config.settings import Settings
-from infra.config.target import Target
-from infra.engines.client import Client
-from infra.engines.dialect_vllm import VllmDialect
-from infra.engines.flights import Flights
+from infra.engines.client.client import Client
+from infra.engines.client.flights import Flights
 from infra.engines.launch import Launch, LaunchRequest
-from infra.engines.notice import Notice
-from infra.engines.server import Server, ServerHung
-from infra.engines.vllm import Vllm
-from infra.engines.watch import LOOKS_A_SILENCE, Watch
+from infra.engines.server.notice import Notice
+from infra.engines.server.server import Server, ServerHung
+from infra.engines.server.watch import LOOKS_A_SILENCE, Watch
+from infra.engines.vllm.dialect import VllmDialect
+from infra.engines.vllm.engine import Vllm
 from infra.errors import EngineError
-from infra.machine.processes import recorded
+from infra.machine.processes.guarded import recorded
+from infra.targets.target import Target
 
 SCRIPT = Path(__file__).parents[1] / "standin" / "scripted.py"
 STALL = 2.0

@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 
 from infra.config.round import EngineConfig
-from infra.engines.flights import Flights
-from infra.engines.notice import What
+from infra.engines.client.flights import Flights
+from infra.engines.server.notice import What
 from infra.errors import EngineError, ExtractionFault
-from infra.steps.serving import Serving
-from infra.steps.survival import Survival, TooManyDeaths
+from infra.round.serving import Serving
+from infra.round.survival import Survival, TooManyDeaths
 
 SAMPLES = [f"s{number:02}" for number in range(12)]
 IN_FLIGHT = 3

@@ -7,10 +7,10 @@ import pytest
 
 from infra.config.round import EngineConfig, RungConfig, TargetShape
 from infra.config.settings import Settings
-from infra.config.target import Target
 from infra.engines.launch import Launch, LaunchRequest, Profile
-from infra.engines.vllm import ENGINE
+from infra.engines.vllm.engine import ENGINE
 from infra.errors import EngineError
+from infra.targets.target import Target
 
 
 @pytest.fixture

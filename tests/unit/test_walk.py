@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from infra.config.round import TargetShape, TrainConfig
-from infra.config.target import Target
 from infra.drafter.acceptance import Acceptance
 from infra.drafter.dataset import DatasetFacts
 from infra.drafter.progress import EventFile, History
 from infra.drafter.trainer import TrainJob, trainer_command
 from infra.drafter.walk import Steps, count_steps, walk_chain
 from infra.errors import GateError
+from infra.targets.target import Target
 
 
 def right(rows: list[str]) -> np.ndarray:

