@@ -1,33 +1,35 @@
-"""Starting engines: the one entry point, whichever engine it is.
+"""The engines that a round can name, and starting one: the one entry point, whichever engine it is.
 
-A new engine is a new module ``infra/engines/<name>.py`` whose ``ENGINE`` satisfies :class:`Engine`.
+A new engine is a folder ``infra/engines/<name>/`` whose ``engine.py`` has an ``ENGINE`` that satisfies :class:`Engine`,
+and a line in :data:`ENGINES`.
 """
 
 from importlib import import_module
-from importlib.util import find_spec
+from typing import cast
 
 from infra.config.settings import Settings
 from infra.engines.launch import Engine, Launch, LaunchRequest, Profile
 from infra.engines.server.server import Server
 from infra.errors import EngineError
 
-__all__ = ["Engine", "Launch", "LaunchRequest", "Profile", "Server", "engine_version", "find_engine", "start"]
+__all__ = ["ENGINES", "Engine", "Launch", "LaunchRequest", "Profile", "Server", "engine_version", "find_engine", "start"]
+
+ENGINES = {
+    "vllm": "infra.engines.vllm.engine",
+    "sglang": "infra.engines.sglang.engine",
+}
+"""Where each engine's ``ENGINE`` is; imported when it is first asked for."""
 
 
 def find_engine(name: str) -> Engine:
-    """The engine module called ``name``.
+    """The engine called ``name``.
 
     Raises:
         EngineError: there is no such engine.
     """
-    if not name.isidentifier() or find_spec(f"infra.engines.{name}") is None:
-        raise EngineError(
-            f"there is no engine {name!r}", expected="the name of a module in infra/engines that has an ENGINE"
-        )
-    engine: Engine | None = getattr(import_module(f"infra.engines.{name}"), "ENGINE", None)
-    if engine is None:
-        raise EngineError(f"there is no engine {name!r}", expected="a module in infra/engines that has an ENGINE")
-    return engine
+    if name not in ENGINES:
+        raise EngineError(f"there is no engine {name!r}", expected=f"one of {', '.join(ENGINES)}")
+    return cast(Engine, import_module(ENGINES[name]).ENGINE)
 
 
 def start(engine: str, request: LaunchRequest, settings: Settings) -> Server:
