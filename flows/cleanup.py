@@ -1,14 +1,17 @@
 """Flow ``cleanup``: lists, or deletes, what dead runs left and what each round's retention policy allows."""
 
+from collections.abc import Iterable
+
 from prefect import flow, get_run_logger
 from prefect.artifacts import create_table_artifact
 
 from infra.config.load import ROUNDS, load_round
 from infra.config.settings import Settings
-from infra.disk.leftovers import clean, survey
+from infra.disk.candidates import clean, survey
+from infra.disk.item import Item
 from infra.disk.retention import policies
-from infra.progress import gib
 from infra.store.objects import ObjectStore
+from infra.units import size
 from tasks.credentials import use_store_credentials
 
 
@@ -23,17 +26,22 @@ def cleanup(dry_run: bool = True) -> None:
     use_store_credentials(settings)
     store = ObjectStore(settings.store)
     known = policies(store, map(load_round, sorted(ROUNDS.glob("*.yaml"))))
-    found = (survey if dry_run else clean)(store, settings, known)
+    items = (survey if dry_run else clean)(store, settings, known)
+    going = [item for item in items if item.may_go]
     create_table_artifact(
         key="cleanup",
-        table=[{"what": item.path, "size": gib(item.size), "why": item.why} for item in found.go],
+        table=_table(going),
         description="Would be deleted" if dry_run else "Deleted",
     )
     create_table_artifact(
         key="kept",
-        table=[{"what": item.path, "size": gib(item.size), "why": item.why} for item in found.stay],
+        table=_table(item for item in items if not item.may_go),
         description="Kept",
     )
     verb = "would free" if dry_run else "freed"
-    for item in found.go:
-        get_run_logger().info(f"{verb} {gib(item.size)}: {item.path} ({item.why})")
+    for item in going:
+        get_run_logger().info(f"{verb} {size(item.bytes)}: {item.path} ({item.why})")
+
+
+def _table(items: Iterable[Item]) -> list[dict[str, str]]:
+    return [{"what": item.path, "size": size(item.bytes), "why": item.why} for item in items]

@@ -14,7 +14,6 @@ from infra.config.settings import Settings
 from infra.results import Report
 from infra.round.context import Round
 from infra.round.ledger import Ledger
-from infra.round.lock import round_lock
 from infra.round.serving import Serving
 from tasks.credentials import use_store_credentials
 
@@ -40,7 +39,7 @@ def eagle3(config: RoundConfig, overrides: dict[str, Any] = {}) -> None:  # noqa
     settings = Settings()
     use_store_credentials(settings)
     round_ = Round(merged, settings)
-    with round_lock(round_):
+    with round_.lock():
         run_round(round_)
 
 

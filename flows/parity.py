@@ -23,7 +23,6 @@ from infra.config.settings import Settings
 from infra.gates.parity import alone
 from infra.round.context import Round
 from infra.round.gpus import gpus_wanted
-from infra.round.lock import round_lock
 from tasks.credentials import use_store_credentials
 
 
@@ -65,7 +64,7 @@ def parity(
     sides = [(Round(alone(merged, choice.engine, samples), settings), choice.environment)
              for choice in (extracting, serving)]  # fmt: skip
     round_ = sides[0][0]
-    with round_lock(round_):
+    with round_.lock():
         for side, environment in sides:
             tasks.fit_for_parity(side, environment)
         with tasks.gpu_slot(*(side for side, _ in sides)):

@@ -13,7 +13,6 @@ from infra.config.settings import Settings
 from infra.errors import Eagle3Error
 from infra.round.context import Round
 from infra.round.ledger import Ledger
-from infra.round.lock import round_lock
 from infra.round.reextract import stale
 from infra.round.serving import Serving
 from tasks.credentials import use_store_credentials
@@ -61,7 +60,7 @@ def _look_at(name: str, settings: Settings) -> None:
         log.info(f"{config.name}: {why}")
         return
     log.info(f"{config.name}: {why}; extracting generation {round_.keys.hidden} beside the old")
-    with round_lock(round_):
+    with round_.lock():
         _again(round_)
 
 

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from infra.units import duration
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -52,21 +54,3 @@ class Meter:
         remaining = f", {duration(left)} left" if left is not None else ""
         text = f"{self._what} {self._done}/{self._total}, {rate:,.0f} tokens/s{remaining}"
         return Progress(self._done, self._total, rate, left, text)
-
-
-def gib(size: float) -> str:
-    """Bytes in the unit that people read."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size / 1e3:.1f} kB"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 48 s, 3 min 20 s, 2 h 5 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

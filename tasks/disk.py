@@ -3,7 +3,7 @@
 from prefect import get_run_logger
 from prefect.events import emit_event
 
-from infra.disk.budget import Notice
+from infra.disk.guard import Notice
 from infra.progress import Progress
 from infra.round.context import Round
 from infra.round.ledger import Ledger

@@ -5,9 +5,9 @@ from collections.abc import Collection
 from prefect import task
 from prefect.artifacts import create_table_artifact
 
-from infra.progress import duration
 from infra.round.context import Round
-from infra.steps.plan import Plan, gib, make_plan
+from infra.steps.plan import Plan, make_plan
+from infra.units import duration, size
 from tasks.options import STEP
 
 
@@ -23,12 +23,12 @@ def plan(round_: Round, only: Collection[str] = ()) -> Plan:
                 "key": step.key or "?",
                 "done": "yes" if step.done else "no",
                 "time": duration(step.seconds),
-                "disk": gib(step.disk_bytes),
+                "disk": size(step.disk_bytes),
                 "what": step.what,
             }
             for step in made.steps
         ],
         description=f"{made.samples} samples, {made.tokens:,} tokens at {made.bytes_per_token:,} B, "
-        f"{gib(made.disk_bytes)} of disk ({gib(made.disk_free)} free), about {duration(made.seconds)} to go.",
+        f"{size(made.disk_bytes)} of disk ({size(made.disk_free)} free), about {duration(made.seconds)} to go.",
     )
     return made

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli.output import Json, print_json, print_table, size
+from deployments.cli.output import Json, print_json, print_table
 from deployments.cli.rounds import rounds_folder
 from infra.config.settings import Settings
+from infra.units import size
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would go and what would stay.")]
 
@@ -15,19 +16,20 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would go
 def clean(dry_run: DryRun = False, as_json: Json = False) -> None:
     """Delete what dead runs left and what each round's retention policy lets go; nothing that cannot be made again."""
     from infra.config.load import load_round
-    from infra.disk import leftovers
+    from infra.disk.candidates import clean as delete
+    from infra.disk.candidates import survey
     from infra.disk.retention import policies
     from infra.store.objects import ObjectStore
 
     settings = Settings()
     store = ObjectStore(settings.store)
     known = policies(store, map(load_round, sorted(rounds_folder().glob("*.yaml"))))
-    found = (leftovers.survey if dry_run else leftovers.clean)(store, settings, known)
-    freed = sum(item.size for item in found.go)
+    items = (survey if dry_run else delete)(store, settings, known)
+    go, stay = ([item for item in items if item.may_go is wanted] for wanted in (True, False))
+    freed = sum(item.bytes for item in go)
     if as_json:
-        go, stay = [asdict(item) for item in found.go], [asdict(item) for item in found.stay]
-        print_json({"dry_run": dry_run, "bytes": freed, "go": go, "stay": stay})
+        print_json({"dry_run": dry_run, "bytes": freed, "go": list(map(asdict, go)), "stay": list(map(asdict, stay))})
         return
     title = f"would go: {size(freed)}" if dry_run else f"deleted: {size(freed)}"
-    print_table(title, ["what", "size", "why"], [(item.path, size(item.size), item.why) for item in found.go])
-    print_table("kept", ["what", "size", "why"], [(item.path, size(item.size), item.why) for item in found.stay])
+    print_table(title, ["what", "size", "why"], [(item.path, size(item.bytes), item.why) for item in go])
+    print_table("kept", ["what", "size", "why"], [(item.path, size(item.bytes), item.why) for item in stay])

@@ -9,9 +9,10 @@ from typing import Literal
 
 import typer
 
-from deployments.cli.output import Json, print_json, print_table, size
+from deployments.cli.output import Json, print_json, print_table
 from infra.config.settings import Settings
 from infra.errors import Eagle3Error
+from infra.units import size
 
 LEAST_DISK = 5 << 30
 LEAST_MEMORY = 4 << 30

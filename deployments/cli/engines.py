@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli.output import Json, print_json, print_table, say, size
+from deployments.cli.output import Json, print_json, print_table, say
 from infra.config.settings import Settings
+from infra.units import size
 
 app = typer.Typer(no_args_is_help=True)
 

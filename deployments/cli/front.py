@@ -35,13 +35,12 @@ def front(
     from infra.engines.client.front import Front
     from infra.errors import EngineError
     from infra.round.context import Round
-    from infra.round.lock import round_lock
     from infra.round.serving import Serving
 
     config = open_round(name, overrides)
     round_ = Round(config, Settings())
     _prepare(round_)
-    with round_lock(round_), Serving(round_, "extract") as serving:
+    with round_.lock(), Serving(round_, "extract") as serving:
         extractor = serving.extractor(config.extract.timeout_seconds, say)
         server = serving.server
         if server is None:

@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.output import Json, print_json, print_table, say, size
+from deployments.cli.output import Json, print_json, print_table, say
 from deployments.cli.rounds import Set, open_round
 from infra.config.settings import Settings
+from infra.units import size
 
 if TYPE_CHECKING:
     from infra.machine.gpus.verdict import Finding

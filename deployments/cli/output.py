@@ -42,12 +42,3 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
 def console() -> Console:
     """Rich console on stdout."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-
-
-def size(count: float) -> str:
-    """Bytes for a person: ``1.5 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

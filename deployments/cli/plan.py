@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deployments.cli.output import Json, print_json, print_table, say, size
+from deployments.cli.output import Json, print_json, print_table, say
 from deployments.cli.rounds import Set, open_round
 from infra.config.settings import Settings
+from infra.units import duration, size
 
 if TYPE_CHECKING:
     from infra.steps.plan import Plan
@@ -71,10 +72,3 @@ def show(result: "Plan") -> None:
     print_table("steps", ["step", "key", "state", "time", "disk", "what"], steps)
     for note in result.notes:
         print(f"note: {note}")
-
-
-def duration(seconds: float) -> str:
-    """A time for a person: ``42 s``, ``12 min``, ``3.5 h``."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

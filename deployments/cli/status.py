@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from deployments.cli.output import Json, print_json, print_table, size
+from deployments.cli.output import Json, print_json, print_table
 from infra.config.settings import Settings
+from infra.units import size
 
 
 def status(as_json: Json = False) -> None:

@@ -4,11 +4,12 @@ from typing import Annotated, Any
 
 import typer
 
-from deployments.cli.output import Json, print_json, print_table, say, size
+from deployments.cli.output import Json, print_json, print_table, say
 from deployments.cli.rounds import rounds_folder
 from infra.config.round import TargetConfig
 from infra.config.settings import Settings
 from infra.errors import ConfigError
+from infra.units import size
 
 app = typer.Typer(no_args_is_help=True)
 

@@ -1,18 +1,20 @@
-"""What may be deleted: only what can be made again, in the policy's order, and why; and why the rest stays."""
+"""Which hidden states may be deleted: only what can be made again, and only as far as the round's policy goes.
 
-import shutil
-from collections.abc import Collection, Container, Iterable, Iterator
+Hidden states are reproducible while their samples are kept, so those of a round may go once its draft is trained,
+evaluated and published. Answers, samples, drafts, figures and reports always stay.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 from pydantic import ValidationError
 
 from infra.config.round import RetentionConfig, RoundConfig
+from infra.disk.item import Item
 from infra.errors import StoreError
 from infra.results import REPORT
 from infra.store.objects import ObjectStore
-from infra.store.rounds import RoundStore
+from infra.store.rounds import Pointer, RoundStore
 from infra.store.samples import samples_fault
 
 RESULTS = {
@@ -25,86 +27,35 @@ RESULTS = {
 """Steps that are never offered, and why."""
 
 
-Where = Literal["store", "temporary", "local"]
-
-
 @dataclass(frozen=True)
-class Removal:
-    """Something that may go.
+class Lets:
+    """Which of a round's hidden states a policy lets go.
 
     Attributes:
-        path: what goes.
-        size: bytes that it frees.
-        why: why it may go, for people.
-        where: ``store``: all below the prefix ``path``; ``temporary``: the half-written object there; ``local``: a
-            file or folder of this machine.
-        round: the round it belongs to; empty when it is nobody's.
+        superseded: generations in whose place a newer, verified one is live.
+        published: the live generation, once the draft that was trained on it is published.
     """
 
-    path: str
-    size: int
-    why: str
-    where: Where = "store"
-    round: str = ""
-
-    def place(self, store: ObjectStore) -> Path | None:
-        """Where it lies on this machine; None in a bucket."""
-        return Path(self.path) if self.where == "local" else store.local_path(self.path.rsplit("/", 1)[0])
+    superseded: bool
+    published: bool
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Something that stays.
-
-    Attributes:
-        path: as in :class:`Removal`.
-        size: bytes that it holds.
-        why: why it stays, for people.
-        by_hand: a person may decide to delete it: it can be made again.
-        where: as in :class:`Removal`.
-    """
-
-    path: str
-    size: int
-    why: str
-    by_hand: bool = False
-    where: Where = "store"
+def by_itself(policy: RetentionConfig) -> Lets:
+    """What a round's own policy lets go while nobody works on the round, or the round itself asks."""
+    return Lets(policy.stale_generations, policy.states == "until_published")
 
 
-def temporaries(store: ObjectStore) -> list[Removal]:
-    """What writers left in the store that died while writing."""
-    why = "half written, and its writer died"
-    return [Removal(item.path, item.size, why, where="temporary") for item in store.temporaries()]
-
-
-def removable(store: ObjectStore, current: str, policy: RetentionConfig, busy: Container[str] = ()) -> list[Removal]:
-    """Hidden states that the policy lets go, earlier rounds first.
-
-    Hidden states are reproducible while their samples are kept, so those of a round may go once its draft is trained,
-    evaluated and published. Samples, drafts, reports and published drafts are never offered.
-
-    Args:
-        current: name of the round that asks; its own live states go only by ``policy.states``.
-        busy: rounds that other processes work on: nothing of theirs is offered.
-    """
-    found: list[Removal] = []
-    for name in sorted(store.folders("rounds"), key=lambda item: (item == current, item)):
-        own = name == current
-        if name in busy and not own:
-            continue
-        rounds = RoundStore(store, name)
-        stale = (policy if own else _policy(rounds, policy)).stale_generations
-        finished = policy.states == "until_published" if own else policy.earlier_rounds
-        found += _of_round(rounds, stale, finished)
-    return found
+def beside(rounds: RoundStore, policy: RetentionConfig) -> Lets:
+    """What of another round the policy of a running round lets go; the other's last start is respected."""
+    return Lets(last_policy(rounds, policy).stale_generations, policy.earlier_rounds)
 
 
 def policies(store: ObjectStore, configs: Iterable[RoundConfig]) -> dict[str, RetentionConfig]:
     """Retention by round: what its file lets go, as far as its last start, which may have had overrides, did too."""
-    return {config.name: _policy(RoundStore(store, config.name), config.retention) for config in configs}
+    return {config.name: last_policy(RoundStore(store, config.name), config.retention) for config in configs}
 
 
-def _policy(rounds: RoundStore, asked: RetentionConfig) -> RetentionConfig:
+def last_policy(rounds: RoundStore, asked: RetentionConfig) -> RetentionConfig:
     """What ``asked`` and the round's last start both let go; nothing where the latter cannot be read."""
     try:
         started = rounds.provenance()
@@ -118,19 +69,79 @@ def _policy(rounds: RoundStore, asked: RetentionConfig) -> RetentionConfig:
     )
 
 
-def removable_by_itself(store: ObjectStore, name: str, policy: RetentionConfig) -> list[Removal]:
-    """Hidden states of a round that nobody works on and that its own policy lets go."""
-    return _of_round(RoundStore(store, name), policy.stale_generations, policy.states == "until_published")
+def states(rounds: RoundStore, lets: Lets | None, busy: bool = False) -> list[Item]:
+    """The generations of a round's hidden states, superseded ones first, each with whether it may go and why.
+
+    Args:
+        lets: what the policy lets go; None when no policy of the round is known.
+        busy: whether somebody works on the round: then nothing may go.
+    """
+    name, items = rounds.round_name, []
+    for key in rounds.keys("hidden"):
+        prefix = rounds.step_prefix("hidden", key)
+        size = sum(item.size for item in rounds.store.list(prefix))
+        may_go, why = _verdict(rounds, key, lets, busy)
+        items.append(Item(prefix, size, f"{name}: {why}", may_go and size > 0, not busy, round=name))
+    return sorted(items, key=lambda item: (not item.may_go, "superseded" not in item.why, item.path))
 
 
-def _of_round(rounds: RoundStore, stale: bool, finished: bool) -> list[Removal]:
-    """A round's superseded and finished states, as asked for; nothing of one whose records cannot be read."""
+def results(store: ObjectStore, name: str) -> list[Item]:
+    """What of a round always stays, and why."""
+    sizes = {step: _size(store, f"rounds/{name}/{step}") for step in RESULTS}
+    return [
+        Item(f"rounds/{name}/{step}", size, f"{name}: {RESULTS[step]}", may_go=False, round=name)
+        for step, size in sizes.items()
+        if size
+    ]
+
+
+def published(store: ObjectStore) -> list[Item]:
+    """What was published, which always stays."""
+    size = _size(store, "published")
+    return [Item("published", size, "published drafts", may_go=False)] if size else []
+
+
+def is_published(rounds: RoundStore, key: str) -> bool:
+    """Whether the draft that is published was trained on these states."""
+    pointer = rounds.current("published")
+    return pointer is not None and pointer.made.get("hidden") == key
+
+
+def _size(store: ObjectStore, prefix: str) -> int:
+    return sum(item.size for item in store.list(prefix))
+
+
+def _verdict(rounds: RoundStore, key: str, lets: Lets | None, busy: bool) -> tuple[bool, str]:
+    """Whether these states may go, and why or why not; those of a round whose records cannot be read stay."""
+    if busy:
+        return False, "the round is being worked on"
+    if lets is None:
+        return False, "no round file names this round, so its policy is not known"
     try:
-        wanted = rounds.step_prefix("hidden", _wanted(rounds) or "")
-        found = [*(_stale(rounds) if stale else ()), *(_finished(rounds) if finished else ())]
-        return [item for item in found if item.path != wanted]
-    except StoreError:
-        return []
+        return _by_pointers(rounds, key, lets)
+    except StoreError as error:
+        return False, str(error)
+
+
+def _by_pointers(rounds: RoundStore, key: str, lets: Lets) -> tuple[bool, str]:
+    live = rounds.current("hidden")
+    if key == _wanted(rounds):
+        return False, (
+            "the last start of the round is for them, and has not published yet; the next run goes on with them"
+        )
+    if live is not None and key != live.key and key in live.made.get("supersedes", []):
+        if lets.superseded:
+            return True, f"superseded by generation {live.key}"
+        return False, "superseded, and retention.stale_generations is false"
+    if live is None or key != live.key:
+        return False, (
+            "of other samples or not finished, and nothing was published of them; a run with their settings goes on"
+        )
+    if (reason := _unfinished(rounds, live)) is not None:
+        return False, reason
+    if lets.published:
+        return True, "draft trained, evaluated and published; samples are kept"
+    return False, "retention.states is keep"
 
 
 def _wanted(rounds: RoundStore) -> str | None:
@@ -139,134 +150,28 @@ def _wanted(rounds: RoundStore) -> str | None:
     The pointers alone do not tell: of a round that was published and is run again with another training they name the
     old draft until the new one is there. In the store it is seen by every node, whatever locks this machine knows.
     """
-    started, published = rounds.provenance(), rounds.current("published")
+    started, pointer = rounds.provenance(), rounds.current("published")
     if started is None:
         return None
     keys = started["keys"]
-    if published is not None and published.key == keys.get("published"):
+    if pointer is not None and pointer.key == keys.get("published"):
         return None
     if rounds.store.exists(f"{rounds.step_prefix('report', str(keys.get('report')))}/{REPORT}"):
         return None  # a round that was finished before another was published under its name
     return str(keys.get("hidden"))
 
 
-def remove(store: ObjectStore, removals: Iterable[Removal]) -> int:
-    """Delete what was found; returns the bytes freed."""
-    freed = 0
-    for item in removals:
-        if item.where == "store":
-            freed += store.delete_tree(item.path)
-            continue
-        if item.where == "temporary":
-            store.sweep_temporaries()  # all that are left: whoever lives is not among them
-        elif Path(item.path).is_dir():
-            shutil.rmtree(item.path)
-        else:
-            Path(item.path).unlink(missing_ok=True)
-        freed += item.size
-    return freed
-
-
-def kept(
-    store: ObjectStore, name: str, policy: RetentionConfig | None, gone: Collection[str], busy: bool
-) -> list[Kept]:
-    """What of a round in the store stays, each with its reason.
-
-    Args:
-        policy: the round's own; None when it is not known.
-        gone: paths of the removals.
-        busy: whether somebody works on the round.
-    """
-    found, rounds = [], RoundStore(store, name)
-    for key in rounds.keys("hidden"):
-        prefix = rounds.step_prefix("hidden", key)
-        if prefix not in gone:
-            why = _why_states_stay(rounds, key, policy, busy)
-            found.append(Kept(prefix, _size(store, prefix), f"{name}: {why}", by_hand=not busy))
-    for step, why in RESULTS.items():
-        if size := _size(store, f"rounds/{name}/{step}"):
-            found.append(Kept(f"rounds/{name}/{step}", size, f"{name}: {why}"))
-    return found
-
-
-def published(store: ObjectStore) -> list[Kept]:
-    """What was published, which always stays."""
-    size = _size(store, "published")
-    return [Kept("published", size, "published drafts")] if size else []
-
-
-def _size(store: ObjectStore, prefix: str) -> int:
-    return sum(item.size for item in store.list(prefix))
-
-
-def _stale(rounds: RoundStore) -> Iterator[Removal]:
-    """Generations that the live one superseded: its pointer, written when it was verified, names them.
-
-    A generation that is being made is in nobody's list.
-    """
-    live = rounds.current("hidden")
-    if live is None:
-        return
-    for key in sorted(set(live.made.get("supersedes", [])) & set(rounds.keys("hidden")) - {live.key}):
-        prefix = rounds.step_prefix("hidden", key)
-        why = f"{rounds.round_name}: superseded by generation {live.key}"
-        yield Removal(prefix, _size(rounds.store, prefix), why, round=rounds.round_name)
-
-
-def _finished(rounds: RoundStore) -> Iterator[Removal]:
-    """The live states, if a draft was trained on them, evaluated and published, and their samples are whole."""
-    hidden = rounds.current("hidden")
-    if hidden is None or _unfinished(rounds) is not None:
-        return
-    prefix = rounds.step_prefix("hidden", hidden.key)
-    size = _size(rounds.store, prefix)
-    if size:
-        why = f"{rounds.round_name}: draft trained, evaluated and published; samples are kept"
-        yield Removal(prefix, size, why, round=rounds.round_name)
-
-
-def is_published(rounds: RoundStore, key: str) -> bool:
-    """Whether the draft that is published was trained on these states."""
-    published = rounds.current("published")
-    return published is not None and published.made.get("hidden") == key
-
-
-def _unfinished(rounds: RoundStore) -> str | None:
+def _unfinished(rounds: RoundStore, live: Pointer) -> str | None:
     """Why the live states are still needed or could not be made again; None when neither is so."""
-    made = {step: rounds.current(step) for step in ("samples", "hidden", "draft", "eval", "published")}
-    samples, hidden, draft = made["samples"], made["hidden"], made["draft"]
-    evaluation, published = made["eval"], made["published"]
-    if samples is None or hidden is None or hidden.made.get("samples") != samples.key:
+    made = {step: rounds.current(step) for step in ("samples", "draft", "eval", "published")}
+    samples, draft, evaluation, publication = made.values()
+    if samples is None or live.made.get("samples") != samples.key:
         return "they are of other samples than the live ones"
-    if draft is None or draft.made.get("hidden") != hidden.key:
+    if draft is None or draft.made.get("hidden") != live.key:
         return "no draft is trained on them yet"
     if evaluation is None or evaluation.made.get("draft") != draft.key:
         return "their draft is not evaluated yet"
-    if published is None or published.made.get("draft") != draft.key:
+    if publication is None or publication.made.get("draft") != draft.key:
         return "their draft is not published yet"
     fault = samples_fault(rounds.store, rounds.step_prefix("samples", samples.key))
     return None if fault is None else f"they could not be made again: {fault}"
-
-
-def _why_states_stay(rounds: RoundStore, key: str, policy: RetentionConfig | None, busy: bool) -> str:
-    if busy:
-        return "the round is being worked on"
-    if policy is None:
-        return "no round file names this round, so its policy is not known"
-    try:
-        return _why_by_pointers(rounds, key)
-    except StoreError as error:
-        return str(error)
-
-
-def _why_by_pointers(rounds: RoundStore, key: str) -> str:
-    live = rounds.current("hidden")
-    if key == _wanted(rounds):
-        return "the last start of the round is for them, and has not published yet; the next run goes on with them"
-    if live is None or (key != live.key and key not in live.made.get("supersedes", [])):
-        return "of other samples or not finished, and nothing was published of them; a run with their settings goes on"
-    if key != live.key:
-        return "superseded, and retention.stale_generations is false"
-    if (reason := _unfinished(rounds)) is not None:
-        return reason
-    return "retention.states is keep"

@@ -12,7 +12,17 @@ from infra.engines.launch import Engine, Launch, LaunchRequest, Profile
 from infra.engines.server.server import Server
 from infra.errors import EngineError
 
-__all__ = ["ENGINES", "Engine", "Launch", "LaunchRequest", "Profile", "Server", "engine_version", "find_engine", "start"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "Launch",
+    "LaunchRequest",
+    "Profile",
+    "Server",
+    "engine_version",
+    "find_engine",
+    "start",
+]
 
 ENGINES = {
     "vllm": "infra.engines.vllm.engine",

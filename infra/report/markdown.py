@@ -8,19 +8,18 @@ from infra.report.parity import parity_table, parity_text
 from infra.report.wording import (
     PROMPTS,
     SAME_SPEED,
-    duration,
     headline,
     length,
     live,
     milliseconds,
     percent,
     ratio,
-    size,
     speculates,
     speed_runs,
     table,
 )
 from infra.results import Acceptance, Measured, Report, Speed, TrainPoint
+from infra.units import duration, size
 
 Rows = list[dict[str, str]]
 LOOPING = 0.1

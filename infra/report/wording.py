@@ -54,26 +54,6 @@ def milliseconds(seconds: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def duration(seconds: float) -> str:
-    """Seconds as a person says them: ``8.2 s``, ``12 min 5 s``, ``3 h 20 min``."""
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
-
-
-def size(count: int) -> str:
-    """Bytes in decimal units: ``57.3 kB``, ``431 MB``."""
-    value = float(count)
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while value >= 999.5 and len(units) > 1:
-        value, units = value / 1000, units[1:]
-    digits = 0 if units[0] == "B" or value >= 100 else 1
-    return f"{value:,.{digits}f} {units[0]}"
-
-
 def table(rows: Sequence[Mapping[str, str]]) -> str:
     """A markdown table; the first row's keys are the columns. Empty text if there are no rows."""
     if not rows:

@@ -1,6 +1,7 @@
 """What every step of a round needs at hand."""
 
 import importlib.metadata
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 
@@ -8,10 +9,11 @@ from infra.config.round import EngineConfig, RoundConfig
 from infra.config.settings import Settings
 from infra.data.prompts import Prompt, load_prompts, prompts_digest
 from infra.data.template import Chat
-from infra.disk.budget import DiskGuard
+from infra.disk.guard import DiskGuard
 from infra.engines.registry import engine_version
 from infra.environments.building import environment_python
 from infra.errors import EnvironmentBuildError
+from infra.machine.round_lock import round_lock
 from infra.round.keys import Inputs, StepKeys, step_keys
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
@@ -58,13 +60,20 @@ class Round:
     def store(self) -> ObjectStore:
         """The store that holds all rounds; a write that finds it full waits for room (:attr:`disk`)."""
         store = ObjectStore(self.settings.store)
-        store.on_full = self.disk.wait
+        store.on_full = lambda error: self.disk.wait(error)
         return store
 
     @cached_property
     def disk(self) -> DiskGuard:
         """What keeps the round within its disk budget."""
-        return DiskGuard(self)
+        return DiskGuard(
+            self.store,
+            self.settings,
+            self.config.name,
+            budget=self.config.budget,
+            retention=self.config.retention,
+            keys=lambda: dict(self.keys.items()),
+        )
 
     @cached_property
     def rounds(self) -> RoundStore:
@@ -115,6 +124,10 @@ class Round:
         folder = self.settings.scratch_dir / self.config.name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Hold the round's lock on this machine (raises ConfigError while another process works on it)."""
+        return round_lock(self.settings.run_dir, self.config.name)
 
     def prefix(self, step: str) -> str:
         """Where a step writes, below the store's root."""

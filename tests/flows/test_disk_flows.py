@@ -16,7 +16,6 @@ from standin.stored_round import finish
 import tasks
 from flows.cleanup import cleanup
 from infra.config.settings import Settings
-from infra.disk.budget import DiskGuard
 from infra.round.ledger import Ledger
 from infra.store.objects import ObjectStore
 
@@ -63,7 +62,7 @@ def test_a_pause_is_told_as_events_and_in_the_report(tmp_path: Path, monkeypatch
     )
     with small_disk(tmp_path / "disk", 8 << 20) as disk:
         round_: Any = Standing(disk, budget={"free_bytes": 1 << 20, "pause_seconds": 60})
-        round_.disk = DiskGuard(round_)
+        round_.disk = round_.guard()
         finish(round_.store, "other")
         round_.store.put("rounds/other/hidden/h1/00000/states", bytes(1 << 20))
         fill(disk, leave=1 << 19)

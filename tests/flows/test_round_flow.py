@@ -28,7 +28,6 @@ from infra.machine.gpus.readings import GpuReport
 from infra.machine.processes.guarded import recorded
 from infra.round.context import Round
 from infra.round.ledger import done_steps, report_if_done
-from infra.round.lock import round_lock
 from infra.steps.extract import faulty_shards
 from infra.steps.plan import make_plan, plan_gate
 from infra.steps.prepare import prepare
@@ -245,7 +244,7 @@ def test_round2_is_told_all_that_this_machine_lacks(
 
 def test_a_round_is_worked_on_once_at_a_time(again: Machine) -> None:
     with (
-        round_lock(again.round()),
+        again.round().lock(),
         pytest.raises(ConfigError, match=f"small is being worked on by process {os.getpid()}"),
     ):
         eagle3(again.config())
@@ -330,7 +329,7 @@ def test_a_round_that_cannot_be_done_stops_no_other(again: Machine, monkeypatch:
     monkeypatch.setenv("STANDIN_VERSION", "1-standin")
     files = [round_yaml(again, name) for name in ("busy", "damaged", "deleted", "small")]
     with (
-        round_lock(again.round(name="busy")),
+        again.round(name="busy").lock(),
         pytest.raises(Eagle3Error, match=f"^not re-extracted: busy: round busy is .* process {os.getpid()}") as caught,
     ):
         reextract(files)

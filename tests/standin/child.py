@@ -11,7 +11,7 @@ from pathlib import Path
 
 from standin.engine import StandInEngine
 
-from infra.disk.budget import DiskGuard
+from infra.disk.guard import DiskGuard
 from infra.engines.vllm import engine as vllm
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from infra.config.round import RoundConfig
 from infra.config.settings import Settings
+from infra.disk.guard import DiskGuard
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
 
@@ -34,3 +35,14 @@ class Standing:
     def prefix(self, step: str) -> str:
         """Folder of a step's live generation in the store."""
         return self.rounds.step_prefix(step, "now")
+
+    def guard(self) -> DiskGuard:
+        """Its disk guard."""
+        return DiskGuard(
+            self.store,
+            self.settings,
+            "mine",
+            budget=self.config.budget,
+            retention=self.config.retention,
+            keys=lambda: self.keys,
+        )

@@ -2,7 +2,12 @@
 
 from typing import Any, get_args
 
+from infra.config.round import RetentionConfig
+from infra.config.settings import Settings
 from infra.data.builtin import Split
+from infra.disk.candidates import after_publishing
+from infra.disk.item import Item
+from infra.disk.retention import by_itself, states
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
 from infra.store.samples import Sample, write_samples
@@ -30,3 +35,18 @@ def finish(store: ObjectStore, name: str, **changes: dict[str, Any]) -> RoundSto
     for step, (key, says) in made.items():
         rounds.point(step, key, changes.get(step, says))
     return rounds
+
+
+def offered(store: ObjectStore, name: str, policy: RetentionConfig) -> list[Item]:
+    """Hidden states that a round's own policy lets go while nobody works on it."""
+    return [item for item in states(RoundStore(store, name), by_itself(policy)) if item.may_go]
+
+
+def staying(store: ObjectStore, name: str, policy: RetentionConfig) -> list[Item]:
+    """Hidden states of the round that stay."""
+    return [item for item in states(RoundStore(store, name), by_itself(policy)) if not item.may_go]
+
+
+def offered_beside(store: ObjectStore, current: str, policy: RetentionConfig) -> list[Item]:
+    """Hidden states of any round that the policy of the round ``current`` lets go."""
+    return after_publishing(store, Settings(), current, policy)

@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 from deployments import profile
 from deployments.cli import acceptance, doctor
 from deployments.cli.app import app, main
-from deployments.cli.output import size
 from deployments.cli.rounds import parse_overrides
 from deployments.environment import STACK, reach_loopback, server_environment, worker_environment
 from deployments.launch import SERVER_WORDS
@@ -33,6 +32,7 @@ from infra.config.settings import Settings
 from infra.errors import ConfigError, ProcessFailed
 from infra.machine.gpus.readings import Gpu, GpuReport
 from infra.store.objects import ObjectStore
+from infra.units import size
 
 CODE = Path(__file__).resolve().parents[2]
 
@@ -375,14 +375,14 @@ def test_clean_lists_and_then_deletes(
 
     assert run("clean", "--dry-run", "--json", monkeypatch=monkeypatch) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert [(item["path"], item["size"]) for item in facts["go"]] == [("rounds/smoke/hidden/h1", 1000)]
+    assert [(item["path"], item["bytes"]) for item in facts["go"]] == [("rounds/smoke/hidden/h1", 1000)]
     assert {"rounds/smoke/samples"} <= {item["path"] for item in facts["stay"]}
     assert facts["bytes"] == 1000
     assert store.exists("rounds/smoke/hidden/h1/00000/states")
 
     assert run("clean", "--dry-run", monkeypatch=monkeypatch) == 0
     shown = capsys.readouterr().out
-    assert "would go: 1000 B" in shown
+    assert "would go: 1.0 kB" in shown
     assert "hidden states are extracted again from them" in shown
 
     assert run("clean", "--json", monkeypatch=monkeypatch) == 0
@@ -479,7 +479,7 @@ def gpu(used: int, processes: tuple[tuple[int, int | None], ...], faults: tuple[
     ("report", "state", "said"),
     [
         (GpuReport(False, "no driver", "", ()), "note", "no driver"),
-        (gpu(0, ()), "ok", "0 B of 100.0 GiB"),
+        (gpu(0, ()), "ok", "0 B of 107 GB"),
         (gpu(50 << 30, ((7, None),)), "note", "in use by pids [7]"),
         (gpu(50 << 30, ()), "fault", "no process holds that memory"),
         (gpu(0, (), ("fell off the bus",)), "fault", "fell off the bus"),
@@ -519,7 +519,7 @@ def test_doctor_says_who_holds_the_port(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (547_000_000_000, "509.4 GiB"), (1 << 50, "1024.0 TiB")]
+    ("count", "text"), [(0, "0 B"), (1536, "1.5 kB"), (547_000_000_000, "547 GB"), (1 << 50, "1,126 TB")]
 )
 def test_sizes(count: int, text: str) -> None:
     assert size(count) == text

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from standin.small_disk import fill, small_disk
@@ -16,14 +16,14 @@ from standin.standing import Standing
 from standin.stored_round import finish
 
 from infra.config.round import RetentionConfig as Policy
-from infra.disk import budget
-from infra.disk.budget import DiskGuard, Notice
-from infra.disk.leftovers import clean, free, survey
-from infra.disk.rooms import Room, room_gate
+from infra.disk import guard as disk_guard
+from infra.disk.candidates import candidates, clean, free, survey
+from infra.disk.guard import Notice
+from infra.disk.item import Item
+from infra.disk.room import Room, room_gate
 from infra.errors import DiskFull, GateError
+from infra.machine.round_lock import round_lock
 from infra.results import TRAINING
-from infra.round.context import Round
-from infra.round.lock import lock
 from infra.store.objects import ObjectStore
 
 SIZE = 8 << 20
@@ -36,8 +36,8 @@ class Watched:
 
     def __init__(self, disk: Path, **changes: Any) -> None:
         self.disk = disk
-        self.round = cast(Round, Standing(disk, **changes))
-        self.guard = DiskGuard(self.round)
+        self.round = Standing(disk, **changes)
+        self.guard = self.round.guard()
         self.notices: list[Notice] = []
         self.on: dict[str, Callable[[], object]] = {}
         self.guard.tell = self._hear
@@ -56,7 +56,7 @@ Watch = Callable[..., Watched]
 
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    monkeypatch.setattr(budget, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(disk_guard, "POLL_SECONDS", 0.01)
     with small_disk(tmp_path / "disk", SIZE) as disk:
 
         def make(free_bytes: int = LOW_WATER, pause_seconds: float = 60, **changes: Any) -> Watched:
@@ -89,9 +89,9 @@ def test_it_goes_on_by_itself_when_another_frees_room(watch: Watch) -> None:
 
     assert watched.kinds() == ["pause", "waiting", "resume"]
     texts = {notice.kind: notice.text for notice in watched.notices}
-    assert texts["waiting"].startswith("paused: 524.3 kB free on ")
+    assert texts["waiting"].startswith("paused: 524 kB free on ")
     assert texts["waiting"].endswith("needs 1.1 MB")
-    assert re.match(r"paused \d+ s before shard 3 for want of disk: 524\.3 kB free", texts["resume"])
+    assert re.match(r"paused \d+ s before shard 3 for want of disk: 524 kB free", texts["resume"])
 
 
 def test_it_stops_after_the_bound_and_says_what_could_go(watch: Watch) -> None:
@@ -149,7 +149,10 @@ def test_what_another_process_works_on_is_left_alone(watch: Watch) -> None:
     finish(watched.round.store, "other")
     watched.round.store.put("rounds/other/hidden/h1/00000/states", bytes(1 << 20))
     fill(watched.disk, leave=1 << 19)
-    with lock(watched.round.settings.run_dir, "other"), pytest.raises(GateError, match="nothing of this project's"):
+    with (
+        round_lock(watched.round.settings.run_dir, "other"),
+        pytest.raises(GateError, match="nothing of this project's"),
+    ):
         watched.guard.before("shard 0")
     assert watched.round.store.exists("rounds/other/hidden/h1/00000/states")
     watched.guard.before("shard 0")
@@ -191,7 +194,7 @@ def test_hours_of_work_that_end_on_a_full_disk_with_room_are_not_done_for_ever(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = watch()
-    monkeypatch.setattr(budget, "LONGEST_POLL_SECONDS", 0.0)  # so that each failure is long after the one before
+    monkeypatch.setattr(disk_guard, "LONGEST_POLL_SECONDS", 0.0)  # so that each failure is long after the one before
     tries: list[int] = []
 
     def epoch() -> None:
@@ -200,7 +203,7 @@ def test_hours_of_work_that_end_on_a_full_disk_with_room_are_not_done_for_ever(
 
     with pytest.raises(GateError, match="in 4 attempts: Disk quota exceeded; by every reading there was room"):
         watched.guard.through(epoch)
-    assert len(tries) == budget.MOST_FAILURES + 1
+    assert len(tries) == disk_guard.MOST_FAILURES + 1
 
 
 def test_for_a_write_that_says_not_where_no_states_go(watch: Watch) -> None:
@@ -250,19 +253,19 @@ def test_a_clean_up_lists_what_goes_and_why_the_rest_stays(watch: Watch) -> None
     policies = {"done": Policy(states="until_published"), "kept": Policy(states="keep")}
 
     found = survey(store, settings, policies)
-    assert [item.path.removeprefix(f"{settings.scratch_dir}/") for item in found.go] == [
+    assert [item.path.removeprefix(f"{settings.scratch_dir}/") for item in _going(found)] == [
         "done/staging",
         "rounds/done/hidden/h1",
     ]
-    why = {item.path: item.why for item in found.stay}
+    why = {item.path: item.why for item in found if not item.may_go}
     assert why["rounds/kept/hidden/h1"] == "kept: retention.states is keep"
     assert why["rounds/unknown/hidden/h1"].startswith("unknown: no round file names this round")
     assert why["rounds/done/samples"] == "done: hidden states are extracted again from them"
     assert why[str(settings.scratch_dir / "done" / "train-d9")] == "done: a training that goes on from here"
     assert store.list("rounds/done/hidden") != []
 
-    with lock(settings.run_dir, "done"):
-        assert clean(store, settings, policies).go == ()
+    with round_lock(settings.run_dir, "done"):
+        assert _going(clean(store, settings, policies)) == []
     assert clean(store, settings, policies) == found
     assert store.list("rounds/done/hidden/h1") == []
     assert store.list("rounds/kept/hidden/h1") != []
@@ -273,9 +276,13 @@ def test_a_clean_up_lists_what_goes_and_why_the_rest_stays(watch: Watch) -> None
 def test_the_plan_gate_judges_each_file_system() -> None:
     shared = Room(mount="/data", folders=("store", "scratch"), needed=8, free=10)
     room_gate("r", [shared], 2)
-    with pytest.raises(GateError, match=r"plan gate: round r still needs 0\.0 kB of disk on /data \(for store and scr"):
+    with pytest.raises(GateError, match=r"plan gate: round r still needs 8 B of disk on /data \(for store and scr"):
         room_gate("r", [shared, Room(mount="/dev/shm", folders=("scratch",), needed=1, free=100)], 3)
     room_gate("finished", [Room(mount="/", folders=("store",), needed=0, free=1)], 1 << 30)
+
+
+def _going(items: list[Item]) -> list[Item]:
+    return [item for item in items if item.may_go]
 
 
 def _training(store: ObjectStore, scratch: Path, name: str, key: str, whole: bool) -> Path:
@@ -299,24 +306,24 @@ def test_a_round_that_is_begun_during_a_clean_up_is_left_alone(watch: Watch, mon
             """As the rounds are listed for the first time, one begins that is not among them yet."""
             found = folders(prefix)
             if not store.list("rounds/new"):
-                running.enter_context(lock(settings.run_dir, "new"))
+                running.enter_context(round_lock(settings.run_dir, "new"))
                 finish(store, "new")
             return found
 
         monkeypatch.setattr(store, "folders", begin)
-        assert clean(store, settings, {"new": Policy(states="until_published")}).go == ()
+        assert _going(clean(store, settings, {"new": Policy(states="until_published")})) == []
         assert store.list("rounds/new/hidden/h1") != []
-    assert len(clean(store, settings, {"new": Policy(states="until_published")}).go) == 1
+    assert len(_going(clean(store, settings, {"new": Policy(states="until_published")}))) == 1
 
 
 def test_a_round_that_is_begun_meanwhile_keeps_what_another_would_free(watch: Watch) -> None:
     watched = watch()
     store, settings = watched.round.store, watched.round.settings
     finish(store, "other")
-    offered = list(budget.removals(watched.round))
+    offered = list(candidates(store, settings, "mine", watched.round.config.retention, OWN))
     assert [item.path for item in offered] == ["rounds/other/hidden/h1"]
-    with lock(settings.run_dir, "other"):
-        assert free(watched.round, offered[0]) is None
+    with round_lock(settings.run_dir, "other"):
+        assert free(store, settings, "mine", offered[0]) is None
         assert store.list("rounds/other/hidden/h1") != []
-    assert free(watched.round, offered[0]) == 1000
+    assert free(store, settings, "mine", offered[0]) == 1000
     assert store.list("rounds/other/hidden/h1") == []

@@ -53,11 +53,11 @@ def look(index: int = 0, *holders: Holder, xids: tuple[Xid, ...] = (), visible: 
         (
             look(0, GONE, memory_used=70 * GIB),
             ["unfreed"],
-            "70.0 GiB held by no living process (it was pid 8 (defunct))",
+            "75.2 GB held by no living process (it was pid 8 (defunct))",
         ),
         (look(memory_used=70 * GIB, visible=False), ["unfreed"], "no process that can be seen from here"),
         (look(utilisation=100), ["wedged"], "100 % busy with no living process"),
-        (look(memory_total=8 * GIB, memory_used=GIB), ["short"], "7.0 GiB free of the 7.2 GiB wanted"),
+        (look(memory_total=8 * GIB, memory_used=GIB), ["short"], "7.5 GB free of the 7.7 GB wanted"),
         (look(mig=True, utilisation=None), ["mig"], "split into MIG instances"),
         (look(lost=True, faults=("name: GPU is lost",)), ["lost"], "GPU is lost"),
         (look(memory_used=None, faults=("memory: Unknown Error",)), ["unread"], "Unknown Error"),

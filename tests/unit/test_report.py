@@ -18,6 +18,7 @@ from standin.sample_report import (
     unskilled,
 )
 
+from infra import units
 from infra.errors import ConfigError
 from infra.report import card, drafts, figures, markdown, wording
 from infra.results import (
@@ -149,7 +150,7 @@ class TestTables:
         ("seconds", "text"), [(8.21, "8.2 s"), (59.97, "1 min 0 s"), (725, "12 min 5 s"), (12000, "3 h 20 min")]
     )
     def test_durations(self, seconds: float, text: str) -> None:
-        assert wording.duration(seconds) == text
+        assert units.duration(seconds) == text
 
     @pytest.mark.parametrize(
         ("count", "text"),
@@ -163,7 +164,7 @@ class TestTables:
         ],
     )
     def test_sizes(self, count: int, text: str) -> None:
-        assert wording.size(count) == text
+        assert units.size(count) == text
 
 
 class TestReport:

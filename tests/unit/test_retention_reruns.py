@@ -5,11 +5,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from standin.stored_round import finish
+from standin.stored_round import finish, offered_beside, staying
+from standin.stored_round import offered as offered_by_itself
 
 from infra.config.load import build_round, load_round, round_file
 from infra.config.round import RetentionConfig
-from infra.disk.retention import kept, policies, removable, removable_by_itself
+from infra.disk.retention import policies
 from infra.round.context import Round
 from infra.steps.extract import make_live
 from infra.store.objects import ObjectStore
@@ -48,8 +49,8 @@ def verified(rounds: RoundStore, key: str, samples: str = "s1") -> None:
 
 
 def offered(store: ObjectStore, name: str = "one") -> list[str]:
-    found = [item.path for item in removable_by_itself(store, name, FREE)]
-    assert [item.path for item in removable(store, "another", FREE)] == found
+    found = [item.path for item in offered_by_itself(store, name, FREE)]
+    assert [item.path for item in offered_beside(store, "another", FREE)] == found
     return found
 
 
@@ -59,7 +60,7 @@ def test_states_of_a_published_round_stay_while_it_is_run_again_with_another_tra
     assert offered(store) == ["rounds/one/hidden/h1"]
     start(rounds, draft="d2", eval="e2", published="p2")
     assert offered(store) == []
-    [why] = [item.why for item in kept(store, "one", FREE, (), busy=False) if item.path == "rounds/one/hidden/h1"]
+    [why] = [item.why for item in staying(store, "one", FREE) if item.path == "rounds/one/hidden/h1"]
     assert "the last start of the round is for them" in why
     for step, key, made in (("draft", "d2", {"hidden": "h1"}), ("eval", "e2", {"draft": "d2"})):
         rounds.point(step, key, made)
@@ -91,7 +92,7 @@ def test_a_trial_with_other_samples_supersedes_only_what_was_published(store: Ob
     extracted(rounds, "half-made")
     verified(rounds, "trial", samples="s2")
     assert offered(store) == []
-    [why] = [item.why for item in kept(store, "one", FREE, (), busy=False) if item.path == "rounds/one/hidden/main"]
+    [why] = [item.why for item in staying(store, "one", FREE) if item.path == "rounds/one/hidden/main"]
     assert "nothing was published of them" in why
     done = finish(store, "two")
     verified(done, "h2", samples="s2")
@@ -121,9 +122,9 @@ def test_another_round_keeps_the_generations_that_its_own_policy_keeps(store: Ob
     rounds = finish(store, "one", draft={"hidden": "h0"})
     verified(rounds, "h2")
     start(rounds, {"stale_generations": False})
-    assert removable(store, "another", FREE) == []
+    assert offered_beside(store, "another", FREE) == []
     start(rounds)
-    assert [item.path for item in removable(store, "another", FREE)] == ["rounds/one/hidden/h1"]
+    assert [item.path for item in offered_beside(store, "another", FREE)] == ["rounds/one/hidden/h1"]
 
 
 def test_states_of_a_round_whose_provenance_is_damaged_stay(store: ObjectStore) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from infra.disk.leftovers import clean_scratch
+from infra.disk.scratch import clean_scratch
 from infra.results import TRAINING
 from infra.round.context import Round
 from infra.store.answers import DONE
@@ -45,7 +45,7 @@ def test_what_a_finished_round_leaves_goes_and_an_interrupted_trial_stays(tmp_pa
     finish(round_.store, "mine")
     leave(round_, "train-mine", "answers-mine.jsonl", "staging", "staging-vllm", "draft-mine", "sglang-0.5.23", "walk")
     leave(round_, "reference-x1", "front", "front-dataset", "train-trial", "answers-trial.jsonl", "notes-of-a-person")
-    clean_scratch(round_)
+    clean_scratch(round_.store, round_.scratch)
     assert names(round_) == ["answers-trial.jsonl", "front-dataset", "notes-of-a-person", "train-trial"]
 
 
@@ -53,5 +53,5 @@ def test_the_folder_goes_when_nothing_is_in_it(tmp_path: Path) -> None:
     round_ = round_on(tmp_path)
     finish(round_.store, "mine")
     leave(round_, "train-mine", "walk")
-    clean_scratch(round_)
+    clean_scratch(round_.store, round_.scratch)
     assert not round_.scratch.exists()

@@ -14,6 +14,7 @@ import psutil
 from infra.engines.server.stall import tree
 from infra.machine.logtail import last_lines
 from infra.machine.processes.scrub import shown
+from infra.units import size
 
 LOG_LINES = 80
 TOOL_SECONDS = 30.0
@@ -77,7 +78,7 @@ def _line(process: psutil.Process, share: float) -> str:
     try:
         return (
             f"{process.pid} (child of {process.ppid()}): {process.status()}, {share:.0%} of a processor, "
-            f"{process.memory_info().rss / 1e9:.2f} GB, {process.num_threads()} threads: "
+            f"{size(process.memory_info().rss)}, {process.num_threads()} threads: "
             f"{' '.join(shown(tuple(process.cmdline())))[:400]}"
         )
     except psutil.Error as error:

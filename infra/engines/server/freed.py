@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from infra.errors import ConfigError
 from infra.machine.gpus.choice import VISIBLE, allowed_gpus
 from infra.machine.gpus.readings import gpus
+from infra.units import size
 
 POLL_SECONDS = 0.5
 SLACK_BYTES = 512 << 20
@@ -43,7 +44,7 @@ def wait_freed(before: Mapping[int, int], seconds: float) -> str | None:
     deadline = time.monotonic() + seconds
     while held := _held(before):
         if time.monotonic() >= deadline:
-            return "; ".join(f"GPU {index} still holds {more / 1e9:.1f} GB more" for index, more in held.items())
+            return "; ".join(f"GPU {index} still holds {size(more)} more" for index, more in held.items())
         time.sleep(POLL_SECONDS)
     return None
 

@@ -17,6 +17,7 @@ from infra.machine.gpus.xid import KERNEL_LOG, fatal_xids
 from infra.machine.processes.ending import end_family
 from infra.machine.processes.namespaces import whole_table_visible
 from infra.machine.processes.records import Reaped, reap
+from infra.units import size
 
 Say = Callable[[str], None]
 Action = Literal["ended", "not-ended", "waited", "reset", "reset-failed", "reset-refused", "quarantined", "shared"]
@@ -24,7 +25,6 @@ Action = Literal["ended", "not-ended", "waited", "reset", "reset-failed", "reset
 POLL_SECONDS = 0.5
 PROGRESS_SECONDS = 10.0
 GRACE_SECONDS = 10.0
-GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ def _names(findings: Sequence[Finding]) -> str:
 
 def _on(findings: Sequence[Finding]) -> str:
     held = [
-        f"{sum(holder.memory or 0 for holder in finding.holders) / GIB:.1f} GiB on GPU {finding.gpu.index}"
+        f"{size(sum(holder.memory or 0 for holder in finding.holders))} on GPU {finding.gpu.index}"
         for finding in findings
     ]
     return f" ({', '.join(held)})" if held else ""

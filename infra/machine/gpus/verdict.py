@@ -7,6 +7,7 @@ from typing import Literal
 from infra.machine.gpus.holders import Holder
 from infra.machine.gpus.readings import Gpu
 from infra.machine.gpus.xid import FATAL, Xid
+from infra.units import size
 
 Kind = Literal["lost", "unread", "mig", "broken", "unfreed", "wedged", "held", "short"]
 Remedy = Literal["none", "wait", "end", "reset"]
@@ -15,7 +16,6 @@ STRAY_BYTES = 1 << 30
 """Memory without a process up to which a GPU counts as free: the driver's own contexts, a screen."""
 BUSY_PER_CENT = 99
 """From here on a GPU counts as fully busy."""
-GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,11 @@ def _occupied(gpu: Gpu, holders: tuple[Holder, ...], share: float, all_visible: 
     if stray > STRAY_BYTES:
         gone = [str(holder) for holder in holders if not holder.lives]
         by = f" (it was {', '.join(gone)})" if gone else ""
-        found.append(Trouble("unfreed", f"{stray / GIB:.1f} GiB held by {nobody}{by}", "wait", advice))
+        found.append(Trouble("unfreed", f"{size(stray)} held by {nobody}{by}", "wait", advice))
     if gpu.utilisation >= BUSY_PER_CENT and not living:
         found.append(Trouble("wedged", f"{gpu.utilisation} % busy with {nobody}", "wait", advice))
     free, wanted = gpu.memory_total - gpu.memory_used, share * gpu.memory_total
-    room = f"{free / GIB:.1f} GiB free of the {wanted / GIB:.1f} GiB wanted"
+    room = f"{size(free)} free of the {size(wanted)} wanted"
     if living and free + max(stray, 0) < wanted:
         who = ", ".join(map(str, living))
         found.append(Trouble("held", f"{room}, in use by {who}", "end", "wait for them, or end them"))

@@ -6,32 +6,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from infra.errors import ConfigError
 from infra.machine.filelock import is_held
-
-if TYPE_CHECKING:
-    from infra.round.context import Round
 
 LOOK_SECONDS = 0.5
 """Who only looks whether a round is being worked on holds its lock for a moment: so long is waited for that."""
 
 
 @contextmanager
-def round_lock(round_: "Round") -> Iterator[None]:
-    """Hold the round's lock file; the kernel lets go of it when the process ends, however it ends.
+def round_lock(run_dir: Path, name: str) -> Iterator[None]:
+    """Hold the lock file of the round ``name``; the kernel lets go of it when the process ends, however it ends.
 
     Raises:
         ConfigError: another process holds it.
     """
-    with lock(round_.settings.run_dir, round_.config.name):
-        yield
-
-
-@contextmanager
-def lock(run_dir: Path, name: str) -> Iterator[None]:
-    """As :func:`round_lock`, for a round of which only the name is known."""
     run_dir.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(lock_file(run_dir, name), os.O_RDWR | os.O_CREAT, 0o600)
     try:

@@ -2,24 +2,24 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
-from infra.disk.leftovers import busy_rounds, free, scratch_entries, shared_memory, survey
-from infra.disk.retention import Kept, Removal, removable, temporaries
+from infra.config.policies import BudgetConfig, RetentionConfig
+from infra.config.settings import Settings
+from infra.disk.candidates import candidates, free, survey
+from infra.disk.item import Item
+from infra.disk.room import Place, Shortage, over_budget, places, shortage
 from infra.errors import DiskFull, Eagle3Error, GateError
 from infra.machine.disk import existing, file_system, is_full
 from infra.machine.host import folder_bytes
 from infra.machine.segments import note_segments
-from infra.progress import duration, gib
+from infra.store.objects import ObjectStore
+from infra.units import duration, size
 
-if TYPE_CHECKING:
-    from infra.round.context import Round
-
-Place = Literal["store", "scratch"]
 Result = TypeVar("Result")
 POLL_SECONDS = 1.0
 LONGEST_POLL_SECONDS = 60.0
@@ -44,21 +44,6 @@ class Notice:
     text: str
 
 
-@dataclass(frozen=True)
-class Shortage:
-    """Why there is not enough room.
-
-    Attributes:
-        device: the file system that is short; None when the round's own budget is.
-        text: how much there is and how much is needed, for people.
-        needs: what should be free, or what the round may hold, for people.
-    """
-
-    device: int | None
-    text: str
-    needs: str
-
-
 class DiskGuard:
     """Watches the file systems of store and scratch, and ``budget.disk_bytes``, while a round runs.
 
@@ -67,11 +52,27 @@ class DiskGuard:
 
     Attributes:
         tell: called in the round's own thread with every notice.
+
+    Args:
+        store: the store that holds all rounds.
+        name: the round's name.
+        budget: its bounds of disk and of waiting.
+        retention: what may be deleted to make room.
+        keys: key by step of the round as it runs now; asked for when it matters.
     """
 
-    def __init__(self, round_: "Round") -> None:
-        self._round = round_
-        self._budget = round_.config.budget
+    def __init__(
+        self,
+        store: ObjectStore,
+        settings: Settings,
+        name: str,
+        *,
+        budget: BudgetConfig,
+        retention: RetentionConfig,
+        keys: Callable[[], Mapping[str, str]],
+    ) -> None:
+        self._store, self._settings, self._name = store, settings, name
+        self._budget, self._retention, self._keys = budget, retention, keys
         self.tell: Callable[[Notice], None] = lambda notice: None
         self._next: tuple[str, dict[Place, int]] = ("the next write", {})
         self._held, self._held_at = 0, -MEASURE_SECONDS
@@ -93,7 +94,7 @@ class DiskGuard:
         if time.monotonic() - self._noted_at >= MEASURE_SECONDS:
             self._noted_at = time.monotonic()
             with suppress(OSError):  # the pid files' disk may be full; they are noted at the next look
-                note_segments(self._round.settings.run_dir)
+                note_segments(self._settings.run_dir)
         if (short := self.shortage()) is not None:
             self._pause(short.text, time.monotonic(), 0.0, None)
         self._held += store + scratch
@@ -141,33 +142,26 @@ class DiskGuard:
 
     def is_short(self, scratch: int = 0) -> bool:
         """Whether scratch has too little room for so many bytes more, whatever else is planned."""
-        return file_system(self._round.settings.scratch_dir).free < scratch + self._budget.free_bytes
+        return file_system(self._settings.scratch_dir).free < scratch + self._budget.free_bytes
 
     def shortage(self) -> Shortage | None:
         """What keeps the next piece of work from fitting, if anything does."""
         _, needs = self._next
-        systems = {name: file_system(path) for name, path in self._places().items()}
-        for system in {item.device: item for item in systems.values()}.values():
-            names = [name for name, item in systems.items() if item.device == system.device]
-            needed = sum(needs.get(name, 0) for name in names) + self._budget.free_bytes
-            if system.free < needed:
-                text = f"{gib(system.free)} free on {system.mount} ({' and '.join(names)}), needs {gib(needed)}"
-                return Shortage(system.device, text, f"{gib(needed)} free on {system.mount}")
-        bound, more = self._budget.disk_bytes, sum(needs.values())
-        if bound is not None and self._held_bytes() + more > bound:
-            text = f"the round holds {gib(self._held)} and needs {gib(more)} more, its budget is {gib(bound)}"
-            return Shortage(None, text, f"no more than {gib(bound)} held by the round (budget.disk_bytes)")
-        return None
-
-    def _places(self) -> dict[Place, Path]:
-        store = self._round.store.local_path("rounds")
-        places: dict[Place, Path] = {"scratch": self._round.settings.scratch_dir}
-        return places if store is None else {"store": store, **places}
-
-    def _held_bytes(self) -> int:
+        short = shortage(places(self._store, self._settings.scratch_dir), needs, self._budget.free_bytes)
+        if short is not None or self._budget.disk_bytes is None:
+            return short
         if time.monotonic() - self._held_at >= MEASURE_SECONDS:
-            self._held, self._held_at = held_bytes(self._round), time.monotonic()
-        return self._held
+            self._held, self._held_at = self.held_bytes(), time.monotonic()
+        return over_budget(self._held, sum(needs.values()), self._budget.disk_bytes)
+
+    def held_bytes(self) -> int:
+        """Bytes that the round holds now in the store, by its present keys, and in scratch; without what it published.
+
+        It takes a walk through the folders.
+        """
+        prefixes = [f"rounds/{self._name}/{step}/{key}" for step, key in self._keys().items() if step != "published"]
+        stored = sum(item.size for prefix in prefixes for item in self._store.list(prefix))
+        return stored + folder_bytes(self._settings.scratch_dir / self._name)
 
     def _pause(self, why: str, since: float, at_least: float, place: Path | None) -> bool:
         """Wait for room; whether there was a shortage to be seen, or something to be freed.
@@ -200,34 +194,37 @@ class DiskGuard:
     def _free(self, place: Path | None) -> int:
         """Delete what the policy lets go until there is room; the bytes that went."""
         freed = 0
-        for item in removals(self._round):
+        for item in candidates(self._store, self._settings, self._name, self._retention, self._own_states()):
             short = self.shortage()
             if short is None and freed:
                 break
-            if self._helps(item, short, place) and (size := free(self._round, item)) is not None:
-                freed += size
+            if not self._helps(item, short, place):
+                continue
+            gone = free(self._store, self._settings, self._name, item)
+            if gone is not None:
+                freed += gone
                 self._held_at = -MEASURE_SECONDS
-                self.tell(Notice("freed", f"freed {gib(item.size)} for want of disk: {item.path} ({item.why})"))
+                self.tell(Notice("freed", f"freed {size(item.bytes)} for want of disk: {item.path} ({item.why})"))
         return freed
 
-    def _helps(self, item: Removal, short: Shortage | None, full: Path | None = None) -> bool:
+    def _helps(self, item: Item, short: Shortage | None, full: Path | None = None) -> bool:
         """Whether deleting it makes room where there is none.
 
         Where no shortage is to be seen, only a write has told: of what lies where it found no room (``full``) anything
         may help. If it did not say where, it may be any disk, and no states go for that.
         """
         if short is not None and short.device is None:
-            return item.round == self._round.config.name
+            return item.round == self._name
         if short is None and full is None:
             return item.where != "store"
         device = short.device if short is not None else existing(full).stat().st_dev if full is not None else None
-        place = item.place(self._round.store)
+        place = item.place(self._store)
         return place is not None and existing(place).stat().st_dev == device
 
     def _stop(self, why: str, short: Shortage | None, how_long: str) -> GateError:
         what = self._next[0]
-        offers = sorted(self._by_hand(short), key=lambda item: item.size, reverse=True)[:BY_HAND]
-        listed = "; ".join(f"{gib(item.size)} at {self._where(item)} ({item.why})" for item in offers)
+        offers = sorted(self._by_hand(short), key=lambda item: item.bytes, reverse=True)[:BY_HAND]
+        listed = "; ".join(f"{size(item.bytes)} at {self._where(item)} ({item.why})" for item in offers)
         could = f"these could be deleted by hand: {listed}" if listed else "nothing of this project's could be deleted"
         error = GateError(
             "disk",
@@ -238,38 +235,16 @@ class DiskGuard:
         self.tell(Notice("stop", str(error)))
         return error
 
-    def _by_hand(self, short: Shortage | None) -> Iterator[Kept]:
-        """What can be made again and is kept only because no policy lets it go."""
-        found = survey(self._round.store, self._round.settings, {})
-        offered: list[Kept] = [item for item in found.stay if item.by_hand and item.size]
-        offered += [Kept(item.path, item.size, item.why, where=item.where) for item in found.go if item.size]
-        own = self._round.prefix("hidden"), str(self._round.settings.scratch_dir / self._round.config.name)
-        for item in offered:
-            removal = Removal(item.path, item.size, item.why, item.where)
-            if not item.path.startswith(own) and (short is None or short.device is None or self._helps(removal, short)):
+    def _by_hand(self, short: Shortage | None) -> Iterator[Item]:
+        """What can be made again and is kept only because no policy lets it go; nothing that the round works on."""
+        own = self._own_states(), str(self._settings.scratch_dir / self._name)
+        for item in survey(self._store, self._settings, {}):
+            offered = item.bytes and (item.may_go or item.by_hand) and not item.path.startswith(own)
+            if offered and (short is None or short.device is None or self._helps(item, short)):
                 yield item
 
-    def _where(self, item: Kept) -> str:
-        return item.path if item.where == "local" else f"{self._round.store.url}/{item.path}"
+    def _where(self, item: Item) -> str:
+        return item.path if item.where == "local" else f"{self._store.url}/{item.path}"
 
-
-def removals(round_: "Round") -> Iterator[Removal]:
-    """What the round's policy lets go while it runs, in order; each kind is looked for when its turn comes.
-
-    Temporary files of dead writers, shared memory of dead engines, checkpoints of finished drafts, superseded and then
-    finished hidden states, other rounds' first. Never the states that this round works on.
-    """
-    store, settings, name = round_.store, round_.settings, round_.config.name
-    yield from temporaries(store)
-    yield from shared_memory(settings.run_dir)
-    busy = busy_rounds(store, settings)
-    scratch = scratch_entries(store, settings.scratch_dir, busy, own=name)
-    yield from (item for item in scratch if isinstance(item, Removal))
-    own = round_.prefix("hidden")
-    yield from (item for item in removable(store, name, round_.config.retention, busy) if item.path != own)
-
-
-def held_bytes(round_: "Round") -> int:
-    """Bytes that the round holds now in the store, by its present keys, and in scratch; without what it published."""
-    prefixes = [round_.rounds.step_prefix(step, key) for step, key in round_.keys.items() if step != "published"]
-    return sum(item.size for prefix in prefixes for item in round_.store.list(prefix)) + folder_bytes(round_.scratch)
+    def _own_states(self) -> str:
+        return f"rounds/{self._name}/hidden/{self._keys()['hidden']}"
