@@ -1,15 +1,13 @@
 """What the steps leave behind for later steps and for the report."""
 
-from collections.abc import Iterable, Mapping
-from typing import Literal, TypeVar
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from infra.store.objects import ObjectMissing, ObjectStore
-
 TRAINING = "training.json"
-REPORT = "report.json"
 """The train step's result; stored last, it makes the draft whole."""
+REPORT = "report.json"
+"""The report step's result."""
 
 
 class Result(BaseModel):
@@ -17,25 +15,6 @@ class Result(BaseModel):
 
     # Without "constants" a NaN is written as null and the result cannot be read again.
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
-
-
-Kind = TypeVar("Kind", bound=BaseModel)
-
-
-def read_stored(store: ObjectStore, path: str, kind: type[Kind]) -> Kind | None:
-    """A stored result, or None when it is not there or not whole: it is made again then."""
-    try:
-        return kind.model_validate_json(store.get(path))
-    except (ObjectMissing, ValueError):
-        return None
-
-
-def whole(store: ObjectStore, prefix: str, files: Iterable[str], sizes: Mapping[str, int]) -> bool:
-    """Whether the files below a prefix are there, and as long as they were written, where that is known."""
-    try:
-        return all(sizes.get(name) in (None, store.size(f"{prefix}/{name}")) for name in files)
-    except ObjectMissing:
-        return False
 
 
 class Speed(Result):
@@ -262,3 +241,20 @@ class Report(Result):
     notes: tuple[str, ...] = Field(
         default=(), description="What a reader should know: fallbacks, resumed steps, freed space."
     )
+
+    def live(self, prompts: str) -> Measured | None:
+        """The live measurement on one kind of prompts at the fewest requests in flight, if there is one."""
+        measured = [item for item in self.evaluation.measured if item.prompts == prompts]
+        return min(measured, key=lambda item: item.concurrency, default=None)
+
+    def in_brief(self, name: str = "") -> OtherRound:
+        """As other rounds of the target show this one; ``name`` replaces the round's."""
+        heldout, evaluation = self.live("heldout"), self.live("evaluation")
+        return OtherRound(
+            round=name or self.round,
+            states_from=f"{self.engine} {self.engine_version}",
+            served_by=f"{self.evaluation.engine} {self.evaluation.engine_version}",
+            drafts=self.evaluation.drafts,
+            heldout=heldout.acceptance if heldout is not None else None,
+            evaluation=evaluation.acceptance if evaluation is not None else None,
+        )

@@ -3,6 +3,7 @@
 from prefect import get_run_logger, task
 from prefect.artifacts import create_link_artifact
 
+from infra.report.card import cards
 from infra.results import Report
 from infra.round.context import Round
 from infra.round.ledger import Step, point
@@ -17,7 +18,7 @@ def publish(round_: Round, report: Report, step: Step) -> None:
         step.reused = True
         point(round_, "published")
         return
-    where = steps.publish(round_, report)
+    where = steps.publish(round_, report, cards(report, round_.config.target.source))
     point(round_, "published")
     step.detail = steps.draft_name(round_)
     create_link_artifact(key="draft", link=where, link_text=steps.draft_name(round_))

@@ -3,6 +3,7 @@
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
+from infra.report.files import inline_report, report_files
 from infra.report.markdown import acceptance_table
 from infra.results import Evaluation, Report, Training
 from infra.round.context import Round
@@ -33,7 +34,7 @@ def assemble(round_: Round, plan: Plan, training: Training, evaluation: Evaluati
 @task(task_run_name="report", **STEP)
 def report(round_: Round, made: Report, ledger: Ledger) -> Report:
     """Write the report and learn this machine's speeds for the next plan."""
-    where = steps.write_report(round_, made)
+    where = steps.write_report(round_, made, report_files(made))
     steps.learn_from(round_, made, ledger)
     _show(made)
     get_run_logger().info(f"report: {where}")
@@ -42,4 +43,4 @@ def report(round_: Round, made: Report, ledger: Ledger) -> Report:
 
 def _show(found: Report) -> None:
     create_table_artifact(key="acceptance", table=acceptance_table(found), description=f"Acceptance of {found.draft}")
-    create_markdown_artifact(key="report", markdown=steps.inline_report(found), description=f"Round {found.round}")
+    create_markdown_artifact(key="report", markdown=inline_report(found), description=f"Round {found.round}")

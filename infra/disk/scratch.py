@@ -8,9 +8,10 @@ from pathlib import Path
 from infra.disk.item import Item, remove
 from infra.errors import StoreError
 from infra.machine.host import folder_bytes
-from infra.results import TRAINING, whole
+from infra.results import TRAINING
 from infra.store.answers import DONE
 from infra.store.objects import ObjectStore
+from infra.store.stored import whole
 
 NOBODYS = {
     "staging": "staging of a dead engine",

@@ -17,10 +17,11 @@ from infra.errors import GateError
 from infra.gates.agreement import median
 from infra.gates.capture import AGREEMENT, Head, near_ties
 from infra.gates.layer_errors import error_row, explain, ratio
-from infra.results import Convention, read_stored
+from infra.results import Convention
 from infra.round.context import Round
 from infra.round.serving import Serving
 from infra.steps.extract import faulty_shards, states_meta
+from infra.store.stored import read_stored
 
 CONVENTION = "convention.json"
 NONE_ASKED = "gates.convention.reference is `none`"

@@ -16,9 +16,10 @@ from infra.engines.reference.process import Reference, ReferenceUnavailable
 from infra.errors import GateError
 from infra.gates.agreement import Layers, Side, compare
 from infra.gates.capture import Head
-from infra.results import Parity, TapParity, read_stored
+from infra.results import Parity, TapParity
 from infra.round.context import Round
 from infra.round.serving import Serving
+from infra.store.stored import read_stored
 
 PARITY = "parity.json"
 ARGMAX_AGREEMENT = 0.95

@@ -16,6 +16,11 @@ NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 LIBRARIES = {"vllm": "speculators", "sglang": "sglang"}
 
 
+def cards(result: Report, source: str = "") -> dict[str, str]:
+    """The card of each published layout, by engine; raises as :func:`card`."""
+    return {layout.engine: card(result, source, layout.engine) for layout in result.layouts if layout.published}
+
+
 def card(result: Report, source: str = "", engine: str = "vllm") -> str:
     """The card of a draft in one engine's layout.
 

@@ -1,22 +1,9 @@
 """The draft beside others: its layouts by engine, and other rounds of the same target."""
 
-from infra.report.wording import PROMPTS, length, live
-from infra.results import OtherRound, Report
+from infra.report.wording import PROMPTS, length
+from infra.results import Report
 
 Rows = list[dict[str, str]]
-
-
-def in_brief(result: Report, name: str = "") -> OtherRound:
-    """A round's report as other rounds of its target show it; ``name`` replaces the round's."""
-    heldout, evaluation = live(result, "heldout"), live(result, "evaluation")
-    return OtherRound(
-        round=name or result.round,
-        states_from=f"{result.engine} {result.engine_version}",
-        served_by=f"{result.evaluation.engine} {result.evaluation.engine_version}",
-        drafts=result.evaluation.drafts,
-        heldout=heldout.acceptance if heldout is not None else None,
-        evaluation=evaluation.acceptance if evaluation is not None else None,
-    )
 
 
 def others_table(result: Report) -> Rows:
@@ -32,7 +19,7 @@ def others_table(result: Report) -> Rows:
             PROMPTS["heldout"]: length(item.heldout) if item.heldout is not None else "",
             PROMPTS["evaluation"]: length(item.evaluation) if item.evaluation is not None else "",
         }
-        for item in (in_brief(result, f"{result.round} (this one)"), *result.others)
+        for item in (result.in_brief(f"{result.round} (this one)"), *result.others)
     ]
 
 

@@ -16,7 +16,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 
-from infra.report.wording import PROMPTS, headline, live, percent, ratio, speed_runs
+from infra.report.wording import PROMPTS, headline, percent, ratio, speed_runs
 from infra.results import Acceptance, Report, TrainPoint
 
 INK, SOFT, GRID = "#1f2933", "#5f6b7a", "#e4e8ee"
@@ -81,7 +81,7 @@ def acceptance_figure(report: Report) -> bytes:
     """Share of draft starts accepted at each position: predicted, live on held-out, live on evaluation prompts."""
     series: list[tuple[str, str, Acceptance]] = [("predicted, held-out", GREY, report.evaluation.predicted.acceptance)]
     for prompts, name, colour in (("heldout", "held-out", BLUE), ("evaluation", "evaluation", ORANGE)):
-        measured = live(report, prompts)
+        measured = report.live(prompts)
         if measured is not None:
             series.append((f"live, {name}", colour, measured.acceptance))
     figure, (axes,) = _figure()

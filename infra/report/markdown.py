@@ -10,7 +10,6 @@ from infra.report.wording import (
     SAME_SPEED,
     headline,
     length,
-    live,
     milliseconds,
     percent,
     ratio,
@@ -101,7 +100,7 @@ def acceptance_table(result: Report) -> Rows:
     depth = max(len(item.by_position) for item in (evaluation.predicted.acceptance, *_live_acceptances(result)))
     rows = [_acceptance_row("predicted, held-out prompts", "", evaluation.predicted.acceptance, depth, "")]
     for item in evaluation.measured:
-        label = f"live, {PROMPTS[item.prompts]}"
+        label = f"{PROMPTS[item.prompts]}"
         rows.append(_acceptance_row(label, str(item.concurrency), item.acceptance, depth, percent(item.looping)))
     return rows
 
@@ -190,7 +189,7 @@ def _accepts(result: Report, best: Measured) -> str:
         f"**On {where}, {served} gets {found.length:.3f} tokens from a step of the target** "
         f"(95 % interval {found.interval[0]:.3f} to {found.interval[1]:.3f}) with {drafts} drafted at a time"
     )
-    other = live(result, "heldout")
+    other = result.live("heldout")
     if other is not None and other is not best:
         text += f"; on {other.acceptance.prompts} held-out prompts of the training kind {length(other.acceptance)}"
     return text + "."
@@ -198,7 +197,7 @@ def _accepts(result: Report, best: Measured) -> str:
 
 def _agreement(result: Report) -> str:
     evaluation = result.evaluation
-    held = live(result, "heldout")
+    held = result.live("heldout")
     if held is None:
         return "No held-out prompts were served, so the prediction was not put to the test."
     off, bound = abs(evaluation.deviation), percent(evaluation.tolerance, 0)

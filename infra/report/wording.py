@@ -9,14 +9,9 @@ SAME_SPEED = 0.02
 """Relative difference of throughput below which the report speaks of neither faster nor slower."""
 
 
-def live(report: Report, prompts: str) -> Measured | None:
-    """The live measurement on one kind of prompts at the fewest requests in flight, if there is one."""
-    return min((item for item in report.evaluation.measured if item.prompts == prompts), key=_in_flight, default=None)
-
-
 def headline(report: Report) -> Measured | None:
     """The measurement the round is judged by: evaluation prompts first, held-out ones otherwise."""
-    return live(report, "evaluation") or live(report, "heldout")
+    return report.live("evaluation") or report.live("heldout")
 
 
 def speed_runs(report: Report) -> list[Measured]:

@@ -6,13 +6,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from infra.errors import StoreError
-from infra.results import REPORT, TRAINING, Evaluation, Report, Result, StepTime, Training, read_stored, whole
+from infra.results import REPORT, TRAINING, Evaluation, Report, Result, StepTime, Training
 from infra.round.context import Round
 from infra.round.serving import Serving
 from infra.steps.extract import faulty_shards
 from infra.steps.generate import answers_done
 from infra.steps.prepare import samples_done
 from infra.steps.publish import publication_done, published_prefix
+from infra.store.stored import read_stored, whole
 
 EVALUATION = "evaluation.json"
 

@@ -1,17 +1,18 @@
 """The publish step: a folder for each engine, which it loads anywhere, with the draft's figures and provenance."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from infra.errors import StoreError
-from infra.report.card import card
-from infra.results import Report, read_stored, whole
+from infra.results import Report
 from infra.round.context import Round
 from infra.round.layouts import draft_folder, sglang_draft
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
+from infra.store.stored import read_stored, whole
 
 PUBLICATION = "publication.json"
 
@@ -47,8 +48,11 @@ def publication_done(round_: Round) -> bool:
     return whole(round_.store, prefix, found.files, found.sizes)
 
 
-def publish(round_: Round, report: Report) -> str:
+def publish(round_: Round, report: Report, cards: Mapping[str, str]) -> str:
     """Copy the draft to its published place in every layout that can hold it; returns the serving engine's URL.
+
+    Args:
+        cards: the model card (README.md) of each published layout, by engine.
 
     Raises:
         StoreError: a file of the draft is not what training recorded.
@@ -64,7 +68,7 @@ def publish(round_: Round, report: Report) -> str:
         else:
             parts = [_checked(draft / name, digest) for name, digest in report.training.files.items()]
         files |= {f"{layout.engine}/{path.name}": path for path in parts}
-        files[f"{layout.engine}/README.md"] = card(report, round_.config.target.source, layout.engine).encode()
+        files[f"{layout.engine}/README.md"] = cards[layout.engine].encode()
     for name, data in files.items():
         round_.store.put(f"{prefix}/{name}", data)
     publication = Publication(

@@ -1,17 +1,13 @@
 """The report step: the whole round in one object, report.md with figures, and what the next plan learns from it."""
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from infra.errors import StoreError
 from infra.gates.convention import convention_if_done
 from infra.gates.parity import parity_if_done
-from infra.report.drafts import in_brief
-from infra.report.figures import all_figures, data_uri
-from infra.report.layers import layers_figure
-from infra.report.markdown import report as render
-from infra.report.parity import parity_figure
-from infra.results import REPORT, Evaluation, OtherRound, Report, Training, read_stored
+from infra.results import REPORT, Evaluation, OtherRound, Report, Training
 from infra.round.context import Round
 from infra.round.layouts import layouts
 from infra.round.ledger import Ledger, write_result
@@ -20,6 +16,7 @@ from infra.steps.plan import Plan
 from infra.steps.prepare import sample_counts
 from infra.steps.publish import draft_name, published_prefix, publishing_rounds
 from infra.store.rounds import RoundStore
+from infra.store.stored import read_stored
 
 
 def build_report(round_: Round, plan: Plan, training: Training, evaluation: Evaluation, ledger: Ledger) -> Report:
@@ -63,7 +60,7 @@ def build_report(round_: Round, plan: Plan, training: Training, evaluation: Eval
 def other_rounds(round_: Round) -> tuple[OtherRound, ...]:
     """Live acceptance of the other rounds that published a draft for this target, as far as their reports read."""
     reports = (_live_report(rounds) for rounds in publishing_rounds(round_))
-    return tuple(in_brief(report) for report in reports if report is not None)
+    return tuple(report.in_brief() for report in reports if report is not None)
 
 
 def _live_report(rounds: RoundStore) -> Report | None:
@@ -76,28 +73,13 @@ def _live_report(rounds: RoundStore) -> Report | None:
     return read_stored(rounds.store, f"{rounds.step_prefix('report', pointer.key)}/{REPORT}", Report)
 
 
-def write_report(round_: Round, report: Report) -> str:
-    """Store report.md, its figures and, last, report.json; returns report.md's URL."""
+def write_report(round_: Round, report: Report, files: Mapping[str, bytes]) -> str:
+    """Store the report's files (report.md, figures) and, last, report.json; returns report.md's URL."""
     prefix = round_.prefix("report")
-    figures = _figures(report)
-    for name, data in figures.items():
-        round_.store.put(f"{prefix}/{name}.png", data)
-    text = render(report, {name: f"{name}.png" for name in figures})
-    round_.store.put(f"{prefix}/report.md", text.encode())
+    for name, data in files.items():
+        round_.store.put(f"{prefix}/{name}", data)
     write_result(round_, "report", REPORT, report)
     return f"{round_.settings.store}/{prefix}/report.md"
-
-
-def inline_report(report: Report) -> str:
-    """report.md with the figures inside, for the UI."""
-    return render(report, {name: data_uri(data) for name, data in _figures(report).items()})
-
-
-def _figures(report: Report) -> dict[str, bytes]:
-    drawn = all_figures(report)
-    if report.convention is not None and (layers := layers_figure(report.convention)) is not None:
-        drawn["layers"] = layers
-    return drawn if report.parity is None else drawn | {"parity": parity_figure(report.parity)}
 
 
 def write_provenance(round_: Round) -> None:

@@ -14,11 +14,13 @@ from infra.config.load import load_round, round_file
 from infra.config.round import TargetShape
 from infra.config.settings import Settings
 from infra.errors import StoreError
+from infra.report.card import cards
 from infra.results import Report
 from infra.round.context import Round
 from infra.round.keys import StepKeys
 from infra.round.layouts import layouts, served_draft
-from infra.steps.publish import publication_done, publish, published_prefix, publishing_rounds
+from infra.steps.publish import publication_done, published_prefix, publishing_rounds
+from infra.steps.publish import publish as publish_cards
 from infra.targets.target import Target
 
 LLAMA = TargetShape(layers=30, hidden_size=16, vocab_size=40, weight_bytes=1, family="llama")
@@ -46,6 +48,10 @@ def finished(round_: Round) -> Report:
     url = f"{round_.settings.store}/{published_prefix(round_)}"
     training = build().training.model_copy(update={"files": digests})
     return build(training=training, layouts=layouts(round_, url), published=f"{url}/vllm")
+
+
+def publish(round_: Round, report: Report) -> str:
+    return publish_cards(round_, report, cards(report, round_.config.target.source))
 
 
 def folder(round_: Round) -> Path:

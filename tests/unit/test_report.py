@@ -215,7 +215,7 @@ class TestDrafts:
         assert "not published: it cannot express x" in markdown.report(build(layouts=refused), {})
 
     def test_other_rounds_of_the_target_stand_beside_this_one(self) -> None:
-        other = drafts.in_brief(build(round="smoke-sglang", engine="sglang", engine_version="0.5.23"))
+        other = build(round="smoke-sglang", engine="sglang", engine_version="0.5.23").in_brief()
         rows = drafts.others_table(build(others=(other,)))
         assert [(row["round"], row["states from"], row["served by"]) for row in rows] == [
             ("smoke (this one)", "vllm 0.32.0", "vllm 0.32.0"),
