@@ -30,6 +30,10 @@ class Speed(Result):
     first_token_p95: float = Field(description="Time to first token, 95th percentile, seconds.")
     between_tokens_p50: float = Field(description="Time between tokens, median, seconds.")
     between_tokens_p95: float = Field(description="Time between tokens, 95th percentile, seconds.")
+    most_in_flight: int | None = Field(
+        default=None, description="Most requests in flight at one moment; None: it was not counted."
+    )
+    mean_in_flight: float | None = Field(default=None, description="Requests in flight, mean over the time.")
 
 
 class Acceptance(Result):
@@ -42,13 +46,14 @@ class Acceptance(Result):
     )
     starts: int
     prompts: int
+    drafted: float | None = Field(default=None, description="Tokens proposed a start, mean; None: it was not counted.")
 
 
 class Measured(Result):
     """One live measurement: the same prompts without and with the draft."""
 
     prompts: str = Field(description="`heldout` (of the training kind) or `evaluation`.")
-    concurrency: int
+    concurrency: int = Field(description="Requests in flight that were asked for; `draft` and `plain` have the fact.")
     acceptance: Acceptance
     draft: Speed
     plain: Speed
@@ -204,7 +209,8 @@ class StepTime(Result):
     seconds: float
     reused: bool
     detail: str = ""
-    resumed: bool = False
+    resumed: bool = Field(default=False, description="Some of its work was there when this run came to it.")
+    retried: bool = Field(default=False, description="Its task failed and was tried again; `seconds` has it all.")
 
 
 class Report(Result):

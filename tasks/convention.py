@@ -24,8 +24,9 @@ def convention(round_: Round, server: Serving, ledger: Ledger, step: Step) -> No
         GateError: the engine captures other layers than it was asked for.
     """
     ledger.notes += attempts()
-    if not steps.convention_is_due(round_):
-        step.reused = True
+    due = steps.convention_is_due(round_)
+    step.came_to(whole=not due)
+    if not due:
         return
     log = get_run_logger()
     if round_.config.gates.convention.reference == "none":

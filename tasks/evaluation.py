@@ -21,8 +21,8 @@ def evaluate(round_: Round, ledger: Ledger, step: Step) -> Evaluation:
     """
     ledger.notes += attempts()
     done = evaluation_if_done(round_)
+    step.came_to(whole=done is not None)
     if done is not None:
-        step.reused = True
         point(round_, "eval")
         return done
     log = get_run_logger()
@@ -45,7 +45,8 @@ def evaluate(round_: Round, ledger: Ledger, step: Step) -> Evaluation:
     evaluation = steps.judge(round_, predicted, live, sets, how)
     serving_gate(*steps.compared(evaluation), round_.config.evaluate.tolerance)
     write_result(round_, "eval", EVALUATION, evaluation)
-    step.detail = f"{how}, {sum(item.acceptance.prompts for item in evaluation.measured)} prompts served twice"
+    ledger.notes += steps.shortfalls(round_, evaluation, sets)
+    step.detail = f"{how}, {' and '.join(f'{len(item.prompts)} {item.name}' for item in sets)} prompts"
     if too_long := len(round_.evaluation_prompts) - len(sets[-1].prompts):
         step.detail += f"; {too_long} evaluation prompts were too long"
     return evaluation

@@ -42,12 +42,12 @@ def extract(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
     ledger.notes += attempts()
     faults = steps.faulty_shards(round_, deep=False)
     total = len(steps.shards_of(round_))
-    step.detail = f"{total - len(faults)} of {total} shards were there"
+    step.came_to(
+        whole=not faults, part=len(faults) < total, detail=f"{total - len(faults)} of {total} shards were there"
+    )
     if not faults:
-        step.reused = True
         server.stop()
         return
-    step.resumed = len(faults) < total
     for plan in faults:
         steps.discard_shard(round_, plan)
     _extract_all(round_, server, list(faults), total)

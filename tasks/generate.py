@@ -26,24 +26,26 @@ def generate(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None
     ledger.notes += attempts()
     config = round_.config.generate
     if steps.answers_done(round_):
-        step.reused, step.detail = True, "all answers were there"
+        step.came_to(whole=True, detail="all answers were there")
         point(round_, "answers")
         return
+    kept = steps.answers_kept(round_)
+    step.came_to(whole=False, part=bool(kept), detail=f"{len(kept)} answers of an earlier run kept" if kept else "")
     progress = ProgressArtifact("generate", "answers", server.log_tail)
-    earlier = _ask(round_, server, progress) if config.answers == "target" else steps.generate(round_, None, progress)
+    if config.answers == "target":
+        _ask(round_, server, progress, sum(answer.finish_reason == steps.QUARANTINED for answer in kept))
+    else:
+        steps.generate(round_, None, progress)
     point(round_, "answers")
-    if earlier:
-        step.resumed, step.detail = True, f"{earlier} answers of an earlier attempt kept"
     ledger.started(server)
     server.stop()
 
 
-def _ask(round_: Round, server: Serving, progress: ProgressArtifact) -> int:
-    """Ask the target, on as many servers as it takes; returns how many answers were there."""
+def _ask(round_: Round, server: Serving, progress: ProgressArtifact, quarantined: int) -> None:
+    """Ask the target, on as many servers as it takes; ``quarantined`` samples were left out before."""
     config, log = round_.config.generate, get_run_logger()
-    survival = Survival(server, steps.answers_wanted(round_), config.max_quarantined)
+    survival = Survival(server, steps.answers_wanted(round_), config.max_quarantined, quarantined)
     server.on_notice = announce
-    earlier: list[int] = []
 
     def asking(client: Client) -> steps.Asking:
         return steps.Asking(client, server.flights, survival.quarantined)
@@ -51,6 +53,5 @@ def _ask(round_: Round, server: Serving, progress: ProgressArtifact) -> int:
     survival.run(
         connect=lambda: server.watched(config.timeout_seconds, log.info),
         trial=lambda client, sample: steps.try_answer(round_, asking(client), sample),
-        work=lambda client: earlier.append(steps.generate(round_, asking(client), progress)),
+        work=lambda client: steps.generate(round_, asking(client), progress),
     )
-    return earlier[0]

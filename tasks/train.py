@@ -30,13 +30,12 @@ def states_are_needed(round_: Round) -> bool:
 )
 def train(round_: Round, step: Step) -> Training:
     """Train the draft; a killed attempt is taken up at its last complete checkpoint, at once or by another run."""
-    step.reused = training_if_done(round_) is not None
+    step.came_to(whole=training_if_done(round_) is not None, part=steps.begun(round_))
     training = steps.train_draft(round_, ProgressArtifact("train", "training"))
     figure = base64.b64encode(training_figure(training.history, training.validation)).decode()
     create_markdown_artifact(key="training", markdown=f"![training](data:image/png;base64,{figure})")
     create_table_artifact(
         key="validation", table=live_table(training.validation), description="Held-out, after each epoch"
     )
-    step.resumed = training.resumed > 0
-    step.detail = f"{training.steps} steps" + (", resumed" if training.resumed else "")
+    step.detail = f"{training.steps} steps" + (", begun by an earlier run" if step.resumed else "")
     return training

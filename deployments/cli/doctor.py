@@ -77,7 +77,10 @@ def _environments(settings: Settings) -> Iterator[Check]:
     from infra.environments.building import status
 
     for item in status(settings.cache_dir):
-        if item.built:
+        if item.fault:
+            fix = f"set EAGLE3_ENV_{item.name.upper().replace('-', '_')} to a whole environment, or unset it"
+            yield Check(f"environment {item.name}", "fault", item.fault, fix)
+        elif item.built:
             yield Check(f"environment {item.name}", "ok", f"{item.carries} at {item.path}")
         else:
             yield Check(

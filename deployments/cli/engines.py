@@ -4,9 +4,8 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli.output import Json, print_json, print_table, say
+from deployments.cli.output import Json, print_json, say
 from infra.config.settings import Settings
-from infra.units import size
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -28,11 +27,10 @@ def install(
 @app.command("list")
 def show(as_json: Json = False) -> None:
     """List the environments, whether they are built, and their sizes."""
-    from deployments.cli.status import environments
+    from deployments.cli.status import environments, show_environments
 
     items = environments(Settings())
     if as_json:
         print_json(items)
         return
-    rows = [(item["name"], item["state"], item["carries"], size(item["bytes"]), item["path"]) for item in items]
-    print_table("environments", ["name", "state", "carries", "size", "path"], rows)
+    show_environments(items)

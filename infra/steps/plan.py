@@ -1,6 +1,5 @@
 """What a round would need: samples, tokens, disk, memory, time, and what is done already."""
 
-import math
 from collections.abc import Callable, Collection
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,14 +10,15 @@ from infra.disk.room import Place, Room, places, room_gate, rooms
 from infra.errors import ConfigError, EngineError, EnvironmentBuildError, GateError, MissingTarget
 from infra.machine.host import folder_bytes, memory_available
 from infra.round.context import Round
+from infra.round.draft_size import draft_size, training_disk
 from infra.round.layouts import layout_note, sglang_faults, sglang_version
 from infra.round.ledger import done_steps
-from infra.round.rates import Rates, learnt_rates, reference_rates
+from infra.round.memory import memory_needed
+from infra.round.rates import STARTS, Rates, Work, learnt_rates, reference_rates
 from infra.store.hidden import state_bytes_per_token
 from infra.units import size
 
 BF16_BYTES = 2
-FLOAT32_BYTES = 4
 TURN_TOKENS = 8
 """What a chat template puts around one more turn, tokens."""
 
@@ -57,8 +57,9 @@ class Plan(BaseModel):
     disk_bytes: int = Field(description="Most the round holds at once, in store and scratch, bytes.")
     disk_free: int
     rooms: tuple[Room, ...] = Field(description="What is still to be written, by file system.")
-    memory_bytes: int
+    memory_bytes: int = Field(description="Most of the host's memory that the round needs at once, bytes.")
     memory_free: int
+    gpu_bytes: int = Field(default=0, description="Least memory that each GPU must have, bytes; 0: none is used.")
     seconds: float
     steps: tuple[PlannedStep, ...]
     rates: Rates
@@ -87,19 +88,21 @@ def make_plan(round_: Round, only: Collection[str] = ()) -> Plan:
             expected=f"taps below {shape.layers}",
         )
     learnt = learnt_rates(round_)
-    parameters = shape.weight_bytes / BF16_BYTES
-    rates = learnt or reference_rates(round_.serving.device, parameters, round_.serving.tensor_parallel)
+    samples, prompt_tokens = _prompts(round_, notes)
+    learnt_answer = learnt.answer_tokens if learnt is not None else None
+    answer = config.generate.expected_tokens or learnt_answer or 0.75 * config.generate.max_tokens
+    answer_tokens = round(samples * answer)
+    sample_tokens = (prompt_tokens + answer_tokens) / max(1, samples)
+    rates = learnt or reference_rates(round_.serving.device, _work(config, shape, sample_tokens))
     if learnt is None:
         notes.append(f"times are {rates.origin}; after one round they are this machine's own")
-    samples, prompt_tokens = _prompts(round_, notes)
-    answer = config.generate.expected_tokens or rates.answer_tokens or 0.75 * config.generate.max_tokens
-    answer_tokens = round(samples * answer)
     tokens = prompt_tokens + answer_tokens
     token_bytes = state_bytes_per_token(config.extract.taps, shape.hidden_size)
     keys, done = _keys(round_, notes)
     notes += _layouts(round_, shape)
     every = _steps(round_, shape, rates, keys, done, samples, prompt_tokens, answer_tokens)
     steps = [step for step in every if not only or step.step in only]
+    memory = memory_needed(config, shape, samples, *draft_size(config, shape))
     needs: dict[Place, int] = {
         "store": sum(step.store_left for step in steps),
         "scratch": sum(step.scratch_left for step in steps),
@@ -116,8 +119,9 @@ def make_plan(round_: Round, only: Collection[str] = ()) -> Plan:
         disk_bytes=sum(step.disk_bytes for step in steps),
         disk_free=min(room.free for room in found),
         rooms=found,
-        memory_bytes=_memory(round_, shape),
+        memory_bytes=memory.host,
         memory_free=memory_available(),
+        gpu_bytes=memory.gpu,
         seconds=sum(step.seconds for step in steps if not step.done),
         steps=tuple(steps),
         rates=rates,
@@ -145,40 +149,12 @@ def plan_gate(config: RoundConfig, plan: Plan) -> None:
             f"round {plan.round} would take {plan.seconds / 3600:.1f} h, its budget is {budget.hours} h",
             fix="raise budget.hours or lower prompts.count",
         )
-    uses_cpu = any(config.engines[name].device == "cpu" for name in config.used_engines)
-    if uses_cpu and plan.memory_bytes > plan.memory_free:
+    if plan.memory_bytes > plan.memory_free and not all(step.done for step in plan.steps):
         raise GateError(
             "plan",
             f"round {plan.round} needs {size(plan.memory_bytes)} of memory and {size(plan.memory_free)} are free",
-            fix="end what else uses memory",
+            fix="end what else uses memory, or lower extract.concurrency or prepare.max_tokens",
         )
-
-
-def draft_parameters(shape: TargetShape, taps: int, layers: int, draft_vocab: int) -> tuple[int, int]:
-    """(trained, stored) parameters of a Llama-shaped EAGLE-3 draft, estimated from the target's width.
-
-    The first layer's attention reads embedding and state side by side (2 x hidden); the MLP is taken as 8/3 wide.
-    Embedding and head are the target's own and frozen.
-    """
-    square = shape.hidden_size**2
-    trained = taps * square + layers * (6 + 8) * square
-    return trained, trained + (shape.vocab_size + draft_vocab) * shape.hidden_size
-
-
-def training_disk(config: RoundConfig, shape: TargetShape, tokens: int) -> int:
-    """Bytes of training: a checkpoint an epoch (weights, two moments, float32), and the draft in scratch and store."""
-    vocab = config.prepare.draft_vocab_size or shape.vocab_size
-    trained, stored = draft_parameters(shape, len(config.extract.taps), config.train.layers, vocab)
-    checkpoint = FLOAT32_BYTES * (stored + 2 * trained)
-    return trained_epochs(config, tokens) * checkpoint + 2 * BF16_BYTES * stored
-
-
-def trained_epochs(config: RoundConfig, tokens: int) -> int:
-    """Epochs that are begun: ``max_steps`` may end training earlier."""
-    if config.train.max_steps is None:
-        return config.train.epochs
-    steps = max(1, math.ceil(tokens * (1 - config.prepare.heldout) / config.train.sequence_tokens))
-    return min(config.train.epochs, math.ceil(config.train.max_steps / steps))
 
 
 def _shape(round_: Round, notes: list[str]) -> TargetShape:
@@ -264,13 +240,11 @@ def _steps(
 ) -> list[PlannedStep]:
     config, tokens = round_.config, prompt_tokens + answer_tokens
     states = tokens * state_bytes_per_token(config.extract.taps, shape.hidden_size)
-    vocab = config.prepare.draft_vocab_size or shape.vocab_size
-    _, stored = draft_parameters(shape, len(config.extract.taps), config.train.layers, vocab)
+    _, stored = draft_size(config, shape)
     train_tokens = tokens * (1 - config.prepare.heldout) * config.train.epochs
     if config.train.max_steps is not None:
         train_tokens = min(train_tokens, config.train.max_steps * config.train.sequence_tokens)
-    live = 2 * config.evaluate.max_tokens * config.evaluate.prompts.count * len(config.evaluate.concurrencies)
-    live += 2 * answer_tokens // max(1, samples) * config.evaluate.heldout_count
+    starts, live = _served(config, answer_tokens / max(1, samples))
     published = BF16_BYTES * (2 * stored - shape.vocab_size * shape.hidden_size)  # SGLang's is without the embedding
     training = training_disk(config, shape, tokens)
     checkpoints = training - BF16_BYTES * stored
@@ -287,7 +261,7 @@ def _steps(
             checkpoints,
             f"{config.train.epochs} epochs, {stored / 1e6:.0f}M parameters",
         ),
-        ("eval", 1.5 * rates.start_seconds + live / rates.serve_tokens, 1 << 16, 0, f"{live:,} tokens served"),
+        ("eval", starts * rates.start_seconds + live / rates.serve_tokens, 1 << 16, 0, f"{live:,} tokens served"),
         ("published", 2.0, published, 0, "the draft in vLLM's and in SGLang's layout"),
         ("report", 5.0, 1 << 19, 0, "report.md and figures"),
     )
@@ -325,7 +299,30 @@ def _left(round_: Round, step: str, key: str | None, held: int, scratch: int) ->
     return max(0, held - scratch - stored), max(0, scratch - staged)
 
 
-def _memory(round_: Round, shape: TargetShape) -> int:
-    if round_.serving.device != "cpu":
-        return 8 << 30
-    return 2 * shape.weight_bytes + (4 << 30)
+def _work(config: RoundConfig, shape: TargetShape, sample_tokens: float) -> Work:
+    """What the round asks of a machine that has not done one yet."""
+    _, stored = draft_size(config, shape)
+    return Work(
+        weight_bytes=shape.weight_bytes,
+        devices=config.engines[config.serve_with].tensor_parallel,
+        generating=config.generate.concurrency,
+        serving=config.evaluate.concurrencies,
+        sample_tokens=sample_tokens,
+        token_bytes=state_bytes_per_token(config.extract.taps, shape.hidden_size),
+        draft_parameters=stored - shape.vocab_size * shape.hidden_size,  # the embedding is looked up, not multiplied
+        draft_steps=config.train.draft_steps,
+        training_devices=config.train.devices,
+    )
+
+
+def _served(config: RoundConfig, answer: float) -> tuple[float, int]:
+    """(engine starts waited for, tokens served) of the evaluation, by the layout that it will most likely have."""
+    asked = config.evaluate
+    abba = asked.layout == "abba" or (asked.layout == "auto" and config.engines[config.serve_with].device != "cpu")
+    busiest = max(asked.concurrencies)
+    sets = [(asked.prompts.count, asked.max_tokens, flight) for flight in asked.concurrencies]
+    tokens = 0.0
+    for count, length, flight in [*sets, (asked.heldout_count, answer, busiest)]:
+        twice = abba and count < 4 * flight  # too few to halve: each launch serves all of them
+        tokens += 2 * count * length * (2 if twice else 1)
+    return STARTS["abba" if abba else "interleaved"], round(tokens)

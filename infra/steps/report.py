@@ -11,7 +11,7 @@ from infra.results import REPORT, Evaluation, OtherRound, Report, Training
 from infra.round.context import Round
 from infra.round.layouts import layouts
 from infra.round.ledger import Ledger, write_result
-from infra.round.rates import Rates, learn
+from infra.round.rates import STARTS, Rates, learn
 from infra.steps.plan import Plan
 from infra.steps.prepare import sample_counts
 from infra.steps.publish import draft_name, published_prefix, publishing_rounds
@@ -105,10 +105,13 @@ def code_revision() -> str:
 
 
 def learn_from(round_: Round, report: Report, ledger: Ledger) -> None:
-    """Remember this machine's speeds, when this run did every step, and the whole of it."""
-    seconds = {item.step: item.seconds for item in report.steps if not item.reused and not item.resumed}
+    """Remember this machine's speeds, when this run did every step, the whole of it, and at the first attempt.
+
+    A server that was started anew within a step spoils nothing: its start is taken off.
+    """
+    seconds = {item.step: item.seconds for item in report.steps if not (item.reused or item.resumed or item.retried)}
     needed = ("generate", "extract", "train", "evaluate")
-    if any(name not in seconds for name in needed) or not ledger.starts:
+    if any(name not in seconds for name in needed) or not ledger.starts or report.training.resumed:
         return
     start = sum(ledger.starts) / len(ledger.starts)
     tokens, answers = report.counts["tokens"], report.counts["supervised_tokens"]
@@ -121,10 +124,10 @@ def learn_from(round_: Round, report: Report, ledger: Ledger) -> None:
         round_,
         Rates(
             start_seconds=start,
-            generate_tokens=rate(answers, "generate", start),
-            extract_tokens=rate(tokens, "extract", 0.5 * start),
+            generate_tokens=rate(answers, "generate", start + ledger.restarts["generate"]),
+            extract_tokens=rate(tokens, "extract", 0.5 * start + ledger.restarts["extract"]),
             train_tokens=rate(report.training.tokens, "train", 20),
-            serve_tokens=rate(served, "evaluate", 1.5 * start),
+            serve_tokens=rate(served, "evaluate", STARTS[report.evaluation.layout] * start),
             answer_tokens=answers / report.counts["samples"],
             origin="measured here in an earlier round",
         ),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from infra.drafter.checkpoint import publishable
+from infra.drafter.checkpoint import publishable, settle
 from infra.drafter.progress import StepMetrics, TrainProgress, Validation
 from infra.drafter.trainer import TrainJob, TrainResult, train
 from infra.progress import OnProgress, Progress
@@ -74,6 +74,11 @@ def workdir(round_: Round) -> Path:
     return round_.scratch / f"train-{round_.keys.draft}"
 
 
+def begun(round_: Round) -> bool:
+    """Whether an attempt left a checkpoint to go on from."""
+    return bool(settle(workdir(round_) / "checkpoints"))
+
+
 def _job(round_: Round) -> TrainJob:
     return TrainJob(
         config=round_.config.train,
@@ -115,7 +120,7 @@ def _summary(round_: Round, result: TrainResult, files: dict[str, str], sizes: d
         epochs=len(result.validations),
         seconds=result.seconds,
         tokens=round(result.tokens_per_second * result.seconds),
-        resumed=int(result.resumed_at > 0),
+        resumed=result.resumptions,
         history=tuple(_point(step.step, step) for step in result.history[::stride]),
         validation=tuple(_point(ends[item.epoch], item) for item in result.validations),
         trainer_version=round_.versions["speculators"],

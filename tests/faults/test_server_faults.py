@@ -12,17 +12,19 @@ from standin.machine import Machine, new_machine
 
 import tasks
 from flows.eagle3 import eagle3
-from infra.errors import EngineError, ExtractionFault
+from infra.errors import EngineError, ExtractionFault, StoreError
 from infra.gates.convention import capture
 from infra.gates.parity import take
 from infra.machine.processes.guarded import recorded
 from infra.round.context import Round
 from infra.round.ledger import Ledger, report_if_done
+from infra.round.rates import learnt_rates
 from infra.round.serving import Serving
 from infra.round.survival import TooManyDeaths
 from infra.steps.extract import extracted_samples, faulty_shards, quarantined_samples
+from infra.steps.generate import answers_kept
 from infra.steps.prepare import sample_counts
-from infra.store.answers import read_answers
+from infra.store.answers import AnswerLog, read_answers
 from infra.store.reader import StatesReader
 
 SAMPLES = 24
@@ -104,6 +106,9 @@ def test_a_server_that_dies_in_the_middle_is_started_anew_and_no_state_is_lost(
     states(round_, ledger)
 
     assert faulty_shards(round_, deep=True) == {}
+    [step] = ledger.times
+    assert (step.reused, step.resumed, step.retried) == (False, False, False), "all of it is this run's own work"
+    assert step.detail.startswith("0 of ")
     assert quarantined_samples(round_) == []
     assert StatesReader(round_.settings.store, round_.prefix("hidden")).rows == list(range(SAMPLES))
     assert machine.launches()["extract"] - 1 in deaths
@@ -203,6 +208,73 @@ def test_states_that_a_living_server_gives_wrongly_are_not_asked_for_again(
     with pytest.raises(ExtractionFault):
         states(machine.round(), Ledger())
     assert machine.launches() == {"extract": 1}
+
+
+@pytest.fixture
+def fresh(prepared: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine with the target and nothing made yet, in use."""
+    monkeypatch.setenv("STANDIN_DIED", str(tmp_path / "died"))
+    monkeypatch.setenv("EAGLE3_MODELS_PATH", str(prepared.folder / "state" / "models"))
+    return Machine(tmp_path, prepared.fields).enter(monkeypatch)
+
+
+def test_answers_kept_over_a_restart_are_this_runs_own(fresh: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_DIE_AFTER", "9")
+    round_, ledger = fresh.round(), Ledger()
+    samples(round_, ledger)
+
+    assert fresh.launches() == {"plain": 2}
+    step = ledger.times[0]
+    assert (step.step, step.reused, step.resumed, step.retried, step.detail) == ("generate", False, False, False, "")
+    assert len(ledger.starts) == 2
+    assert ledger.restarts["generate"] == pytest.approx(ledger.starts[1])
+
+
+def test_answers_of_an_attempt_that_failed_are_this_runs_own(fresh: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task fails when all answers are there and before they are said to be whole, and is tried again."""
+    failures, finish = ["the store is gone for a moment"], AnswerLog.finish
+
+    def failing(log: AnswerLog) -> None:
+        if failures:
+            raise StoreError(failures.pop())
+        finish(log)
+
+    monkeypatch.setattr(AnswerLog, "finish", failing)
+    round_, ledger = fresh.round(), Ledger()
+    samples(round_, ledger)
+
+    step = ledger.times[0]
+    assert (step.step, step.reused, step.resumed, step.retried, step.detail) == ("generate", False, False, True, "")
+
+
+def test_answers_of_an_earlier_run_are_said_to_be(fresh: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STANDIN_DIE_AFTER", "9")
+    with pytest.raises(TooManyDeaths):
+        samples(fresh.round(engines__vllm__max_restarts=0), Ledger())
+    round_, ledger = fresh.round(), Ledger()
+    kept = len(answers_kept(round_))
+    samples(round_, ledger)
+
+    assert 0 < kept < SAMPLES
+    step = ledger.times[0]
+    assert (step.reused, step.resumed, step.detail) == (False, True, f"{kept} answers of an earlier run kept")
+    again = Ledger()
+    samples(round_, again)
+    assert (again.times[0].reused, again.times[0].resumed) == (True, False)
+
+
+def test_rates_are_learnt_of_a_round_whose_servers_were_started_anew(
+    fresh: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_DIE_AFTER", "9")
+    eagle3(fresh.config())
+
+    round_ = fresh.round()
+    report = report_if_done(round_)
+    assert report is not None
+    assert any("started anew" in note for note in report.notes)
+    assert not any(step.resumed or step.reused or step.retried for step in report.steps)
+    assert learnt_rates(round_) is not None
 
 
 def test_a_prompt_that_kills_servers_costs_its_conversation_and_no_other(

@@ -120,7 +120,7 @@ def test_a_run_without_a_draft_is_measured(client: Client) -> None:
 def test_the_generate_step_asks_sglang_as_it_asks_vllm(client: Client, settings: Settings) -> None:
     changes = {"serve_with": "sglang", "prompts.count": 6, "generate.max_tokens": 24, "generate.concurrency": 4}
     round_ = Round(load_round(round_file("smoke-sglang"), changes), settings)
-    assert generate(round_, Asking(client, Flights())) == 0
+    generate(round_, Asking(client, Flights()))
     answers = read_answers(round_.store, round_.prefix("answers"))
     assert len(answers) == answers_wanted(round_) >= 6
     for answer in answers.values():

@@ -494,6 +494,28 @@ def test_doctor_on_gpus(
     assert said in check.found + check.fix
 
 
+def test_doctor_and_status_know_the_users_own_environments(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine"
+    (mine / "lib" / "python3.11" / "site-packages" / "vllm-0.31.0+cu129.dist-info").mkdir(parents=True)
+    (mine / "bin").mkdir()
+    (mine / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.setenv("EAGLE3_ENV_VLLM_CUDA", str(mine))
+    monkeypatch.setenv("EAGLE3_ENV_SGLANG_CUDA", str(mine))
+    checks = {check.name: check for check in doctor.examine(settings)}
+    right, wrong = checks["environment vllm-cuda"], checks["environment sglang-cuda"]
+    assert (right.state, right.found) == ("ok", f"vllm 0.31.0 at {mine}")
+    assert wrong.state == "fault"
+    assert wrong.found == f"EAGLE3_ENV_SGLANG_CUDA names {mine}, which holds 0 installations of sglang"
+    assert "EAGLE3_ENV_SGLANG_CUDA" in wrong.fix
+    assert run("status", "--json", monkeypatch=monkeypatch) == 0
+    items = {item["name"]: item for item in json.loads(capsys.readouterr().out)["environments"]}
+    assert (items["vllm-cuda"]["version"], items["vllm-cuda"]["state"]) == ("0.31.0", "built")
+    assert items["sglang-cuda"]["state"] == wrong.found
+    assert not any("unknown" in item["carries"] for item in items.values())
+
+
 def test_doctor_blocks_on_a_full_disk(
     bare: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,41 @@ def test_another_folder_can_take_an_environments_place(
     assert environment_python("tiny", tmp_path, locks) == tmp_path / "mine" / "bin" / "python"
 
 
+@pytest.mark.parametrize(
+    ("folders", "carries", "fault"),
+    [
+        (["tiny_engine-1.2.3.dist-info"], "tiny-engine 1.2.3", ""),
+        (["tiny_engine-1.2.3+cpu.dist-info"], "tiny-engine 1.2.3", ""),
+        (["Tiny_Engine-1.2.3.dev4+gabc.dist-info"], "tiny-engine 1.2.3.dev4", ""),
+        (["tiny-0.9+cpu.dist-info"], "tiny-engine 0.9", ""),  # built by hand, under the name that the alias gives it
+        (["tiny_engine-1.2.3.dist-info", "tiny-1.2.3+cpu.dist-info"], "tiny-engine 1.2.3", ""),
+        (["tiny_engine_extras-7.dist-info"], "no tiny-engine", "which holds 0 installations of tiny-engine"),
+        (["tiny_engine-1.dist-info", "tiny_engine-2.dist-info"], "tiny-engine 1 and 2", "holds 2 installations"),
+        (None, "no tiny-engine", "which has no bin/python"),
+    ],
+)
+def test_an_environment_of_the_users_own_says_its_version_or_what_it_lacks(
+    folders: list[str] | None, carries: str, fault: str, locks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    description = (locks / "environments.toml").read_text()
+    described = re.sub('version_of = ".*"', 'version_of = "tiny-engine"', description)
+    (locks / "environments.toml").write_text(described + '\nalias = { tiny = ["tiny-engine", "1.2.3+cpu"] }\n')
+    mine = tmp_path / "mine"
+    monkeypatch.setenv("EAGLE3_ENV_TINY", str(mine))
+    for name in folders or []:
+        (mine / "lib" / "python3.12" / "site-packages" / name).mkdir(parents=True)
+    if folders is not None:
+        (mine / "bin").mkdir()
+        (mine / "bin" / "python").symlink_to(sys.executable)
+    [item] = status(tmp_path, locks)
+    assert item.carries == carries
+    assert fault in item.fault
+    assert bool(item.fault) == bool(fault)
+    assert item.path == mine
+    assert item.built == (folders is not None)
+    assert "unknown" not in item.carries + item.version
+
+
 def test_unknown_name_and_full_disk_are_refused(locks: Path, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentBuildError, match="no environment 'granite'.*one of tiny"):
         build("granite", tmp_path, locks=locks)

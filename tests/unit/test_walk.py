@@ -87,6 +87,9 @@ def test_a_resumed_attempt_takes_the_place_of_what_it_repeats() -> None:
     )
     assert [taken.steps[number].loss for number in range(6)] == [9, 9, 9, 1, 1, 1]
     assert taken.resumed_at == 3
+    assert taken.resumptions == 1
+    assert history(plan([6]), step(0), plan([6])).resumptions == 0, "there was nothing to go on from"
+    assert history(plan([6]), plan([6], resumed_at=1), plan([6], resumed_at=1)).resumptions == 2
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
+from itertools import accumulate
 from operator import add
 from typing import TypeVar
 
@@ -14,6 +15,8 @@ from infra.engines.client.pool import run_pool
 
 T = TypeVar("T")
 R = TypeVar("R")
+Span = tuple[float, float]
+"""A request's begin and end, seconds of one clock."""
 
 WARMUP_TOKENS = 16
 SETTLE_SECONDS = 0.1
@@ -31,6 +34,8 @@ class Measurement:
         itl_p50: median time between two tokens, seconds (p95 alike); see :class:`Timed` for pieces of
             several tokens.
         counters: growth of the engine's counters over the run; None without a draft.
+        most_in_flight: most requests that waited for their answers at one moment.
+        mean_in_flight: how many did on average over the time.
         answers: token ids of the answers, in the order of the prompts.
     """
 
@@ -42,6 +47,8 @@ class Measurement:
     itl_p50: float
     itl_p95: float
     counters: SpecCounters | None
+    most_in_flight: int
+    mean_in_flight: float
     answers: list[list[int]]
 
 
@@ -53,11 +60,16 @@ class Run:
         timed: the answers, in the order of the prompts.
         seconds: wall time from the first request to the last token.
         counters: growth of the engine's counters over the run; None without a draft.
+        most_in_flight: most requests that waited for their answers at one moment; fewer than asked for where there
+            are too few prompts.
+        busy_seconds: time from sending a request to its end, summed over the requests.
     """
 
     timed: list[Timed]
     seconds: float
     counters: SpecCounters | None
+    most_in_flight: int
+    busy_seconds: float
 
 
 def warm_up(
@@ -85,7 +97,7 @@ def run(
         prompts: token ids.
         max_tokens: longest answer, tokens.
         temperature: 0 is greedy.
-        concurrency: requests in flight.
+        concurrency: most requests in flight; how many were is measured.
         seed: sampling seed.
         flights: where the requests are told, for whoever watches the server.
 
@@ -94,20 +106,60 @@ def run(
     """
     stream = partial(client.stream, max_tokens=max_tokens, temperature=temperature, seed=seed)
     send = (flights or Flights()).around(stream)
+
+    def answer(item: tuple[int, Sequence[int]]) -> tuple[int, Timed, Span]:
+        begin = time.perf_counter()
+        timed = send(item[1])
+        return item[0], timed, (begin, time.perf_counter())
+
     before = settled_counters(client)
     started = time.perf_counter()
-    numbered = list(enumerate(prompts))
-    timed = dict(_drain(run_pool(numbered, lambda item: (item[0], send(item[1])), concurrency)))
+    answers = sorted(_drain(run_pool(list(enumerate(prompts)), answer, concurrency)), key=lambda item: item[0])
     seconds = time.perf_counter() - started
     after = settled_counters(client)
-    return Run([timed[number] for number in range(len(prompts))], seconds, _growth(before, after))
+    spans = [span for _, _, span in answers]
+    return Run(
+        timed=[timed for _, timed, _ in answers],
+        seconds=seconds,
+        counters=_growth(before, after),
+        most_in_flight=most_at_once(spans),
+        busy_seconds=sum(end - begin for begin, end in spans),
+    )
+
+
+def most_at_once(spans: Sequence[Span]) -> int:
+    """How many of the (begin, end) spans, seconds, cover one moment, at most; one that ends as another begins does not.
+
+    Spans without length count as none.
+    """
+    events = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
+    return max(accumulate((change for _, change in events)), default=0)
 
 
 def summary(runs: Sequence[Run]) -> Measurement:
-    """The figures of several runs as if they were one: sums, and percentiles over all requests."""
+    """The figures of several runs as if they were one: sums, and percentiles over all requests.
+
+    Of the most requests in flight it is the least of the runs: every run had at least so many at some moment.
+    """
     timed = [item for single in runs for item in single.timed]
     counters = [single.counters for single in runs if single.counters is not None]
-    return _summary(timed, sum(single.seconds for single in runs), reduce(add, counters) if counters else None)
+    tokens = sum(len(item.token_ids) for item in timed)
+    first = [item.first_token_seconds for item in timed]
+    gaps = [gap for item in timed for gap in item.gaps_seconds]
+    seconds = sum(single.seconds for single in runs)
+    return Measurement(
+        output_tokens=tokens,
+        seconds=seconds,
+        tokens_per_second=tokens / seconds,
+        ttft_p50=percentile(first, 0.5),
+        ttft_p95=percentile(first, 0.95),
+        itl_p50=percentile(gaps, 0.5),
+        itl_p95=percentile(gaps, 0.95),
+        counters=reduce(add, counters) if counters else None,
+        most_in_flight=min(single.most_in_flight for single in runs),
+        mean_in_flight=sum(single.busy_seconds for single in runs) / seconds,
+        answers=[item.token_ids for item in timed],
+    )
 
 
 def settled_counters(client: Client) -> SpecCounters | None:
@@ -147,23 +199,6 @@ def percentile(values: Sequence[float], share: float) -> float:
 def _growth(before: SpecCounters | None, after: SpecCounters | None) -> SpecCounters | None:
     """What was counted in between; an engine whose counts come with its answers has none before the first one."""
     return after if after is None or before is None else after - before
-
-
-def _summary(timed: Sequence[Timed], seconds: float, counters: SpecCounters | None) -> Measurement:
-    tokens = sum(len(item.token_ids) for item in timed)
-    first = [item.first_token_seconds for item in timed]
-    gaps = [gap for item in timed for gap in item.gaps_seconds]
-    return Measurement(
-        output_tokens=tokens,
-        seconds=seconds,
-        tokens_per_second=tokens / seconds,
-        ttft_p50=percentile(first, 0.5),
-        ttft_p95=percentile(first, 0.95),
-        itl_p50=percentile(gaps, 0.5),
-        itl_p95=percentile(gaps, 0.95),
-        counters=counters,
-        answers=[item.token_ids for item in timed],
-    )
 
 
 def _drain(results: Iterator[tuple[T, R | Exception]]) -> list[R]:

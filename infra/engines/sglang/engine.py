@@ -60,7 +60,7 @@ class Sglang:
 
     def version(self, device: str, settings: Settings) -> str:
         """Version in the environment's metadata; see :class:`~infra.engines.launch.Engine`."""
-        version = installed_version(_python(device, settings), "sglang", f"sglang-{device}")
+        version = installed_version(_python(device, settings), ("sglang",), f"sglang-{device}")
         with suppress(ConfigError):
             if SINCE <= read_version(version) <= UNTIL:
                 return version

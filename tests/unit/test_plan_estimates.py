@@ -1,0 +1,138 @@
+"""The plan's speeds against what was measured, and its memory against what the round says."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.config.load import build_round, load_round, round_file
+from infra.config.round import RoundConfig
+from infra.config.settings import Settings
+from infra.errors import GateError
+from infra.round.context import Round
+from infra.round.memory import extraction_window, longest_sample
+from infra.steps.plan import Plan, make_plan, plan_gate
+
+GIB = 1 << 30
+LLAMA_8B = {"layers": 32, "hidden_size": 4096, "vocab_size": 128256, "weight_bytes": 16_060_000_000, "family": "llama"}
+SMOLLM2 = {"layers": 30, "hidden_size": 576, "vocab_size": 49152, "weight_bytes": 269_060_552, "family": "llama"}
+FACTOR = 1.5
+
+
+@pytest.fixture(autouse=True)
+def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE3_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr("infra.steps.plan.memory_available", lambda: 128 * GIB)
+
+
+def config(shape: dict[str, Any], **overrides: Any) -> RoundConfig:
+    """A round on one H200; overrides by dotted name with ``__`` for the dot."""
+    fields = {
+        "name": "box",
+        "target": {"name": "box-target", "shape": shape},
+        "prompts": {"count": 200, "max_prompt_tokens": 1024},
+        "generate": {"max_tokens": 200, "concurrency": 64},
+        "prepare": {"heldout": 0.1, "max_tokens": 1536, "draft_vocab_size": 16384},
+        "extract": {"taps": [2, 15, 27], "concurrency": 64},
+        "train": {"epochs": 5, "sequence_tokens": 4096},
+        "engines": {"vllm": {"max_model_len": 4096}},
+    }
+    return build_round(fields, {name.replace("__", "."): value for name, value in overrides.items()})
+
+
+def plan(shape: dict[str, Any], **overrides: Any) -> Plan:
+    return make_plan(Round(config(shape, **overrides), Settings()))
+
+
+def samples_of(tokens: int, shape: dict[str, Any]) -> dict[str, Any]:
+    """Overrides that make the mean sample so long."""
+    probe = plan(shape, generate__expected_tokens=1)
+    prompt = round(probe.prompt_tokens / probe.samples)
+    return {"generate__expected_tokens": max(1, tokens - prompt), "generate__max_tokens": 1024}
+
+
+def close(estimate: float, *measured: float) -> bool:
+    """Whether the estimate is within the factor of each figure."""
+    return all(1 / FACTOR <= estimate / figure <= FACTOR for figure in measured)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "measured"),
+    [(LLAMA_8B, 1024, (12_050,)), (SMOLLM2, 256, (43_000, 37_000)), (SMOLLM2, 1024, (62_000,))],
+)
+def test_extraction_is_planned_as_it_was_measured_through_this_project(
+    shape: dict[str, Any], tokens: int, measured: tuple[float, ...]
+) -> None:
+    found = plan(shape, **samples_of(tokens, shape))
+    assert found.tokens / found.samples == pytest.approx(tokens, rel=0.15)
+    assert close(found.rates.extract_tokens, *measured), found.rates.extract_tokens
+
+
+@pytest.mark.parametrize("concurrency", [64, 256, 768])
+def test_the_round_of_7000_prompts_is_planned_as_it_went(concurrency: int) -> None:
+    """904,405 answer tokens at 15.6k a second, training at 74.6k, 843 s in all."""
+    found = plan(SMOLLM2, prompts__count=7000, generate__expected_tokens=129, generate__concurrency=concurrency)
+    assert close(found.rates.generate_tokens, 15_600)
+    assert close(found.rates.train_tokens, 74_600)
+    assert close(found.seconds, 843), found.seconds
+
+
+def test_what_bounds_a_step_decides_its_rate() -> None:
+    """Fewer requests in flight, more taps, more draft steps: slower, and only there."""
+    base = plan(LLAMA_8B).rates
+    alone = plan(LLAMA_8B, generate__concurrency=1).rates
+    assert alone.generate_tokens < 0.1 * base.generate_tokens
+    assert alone.extract_tokens == base.extract_tokens
+    assert plan(LLAMA_8B, extract__taps=[2, 9, 15, 21, 27]).rates.extract_tokens < 0.75 * base.extract_tokens
+    assert plan(LLAMA_8B, train__draft_steps=6).rates.train_tokens < 0.75 * base.train_tokens
+    assert plan(LLAMA_8B, evaluate__concurrencies=[1]).rates.serve_tokens < base.serve_tokens
+    # An engine that is itself the slower one bounds extraction.
+    slow = {**LLAMA_8B, "weight_bytes": 160_000_000_000}
+    assert plan(slow).rates.extract_tokens == pytest.approx(43_000 / 10, rel=0.01)
+    eight = plan(slow, engines__vllm__tensor_parallel=8)
+    assert eight.rates.extract_tokens == base.extract_tokens
+
+
+def test_servers_that_are_launched_one_after_another_take_their_starts() -> None:
+    def evaluation(layout: str) -> float:
+        return next(step.seconds for step in plan(LLAMA_8B, evaluate__layout=layout).steps if step.step == "eval")
+
+    start = plan(LLAMA_8B).rates.start_seconds
+    assert evaluation("auto") == evaluation("abba")
+    assert evaluation("abba") - evaluation("interleaved") == pytest.approx(2.5 * start, rel=0.01)
+
+
+def test_memory_of_a_gpu_round_follows_from_the_round() -> None:
+    base, shape = plan(LLAMA_8B), config(LLAMA_8B).target.shape
+    assert shape is not None
+    wide = config(LLAMA_8B, extract__concurrency=1024, prompts__count=4000)
+    window = extraction_window(wide, shape, 10**6)
+    assert longest_sample(wide) == 1024 + 200
+    assert window == 2 * 1024 * (1024 + 200) * 4 * 4096 * 2
+    assert plan(LLAMA_8B, extract__concurrency=1024, prompts__count=4000).memory_bytes > window > base.memory_bytes
+    longer = plan(LLAMA_8B, prompts__max_prompt_tokens=3000, prepare__max_tokens=4000, extract__concurrency=256)
+    assert longer.memory_bytes > plan(LLAMA_8B, extract__concurrency=256).memory_bytes
+    large = {**LLAMA_8B, "weight_bytes": 140_000_000_000}
+    assert plan(large).memory_bytes > base.memory_bytes
+    assert plan(large).gpu_bytes - base.gpu_bytes == pytest.approx(124e9, rel=0.01)
+    assert plan(large, engines__vllm__tensor_parallel=4).gpu_bytes < 0.3 * plan(large).gpu_bytes
+    heavy = plan(LLAMA_8B, train__layers=8, train__sequence_tokens=16384)
+    assert heavy.gpu_bytes > base.gpu_bytes, "the trainer is the widest"
+    assert heavy.memory_bytes > base.memory_bytes
+
+
+def test_a_gpu_round_wider_than_the_host_is_refused_and_a_right_one_passes() -> None:
+    right, wide = config(LLAMA_8B), config(LLAMA_8B, extract__concurrency=4096, prompts__count=8000)
+    free = {"rooms": ()}  # disk is not what this is about
+    plan_gate(right, make_plan(Round(right, Settings())).model_copy(update=free))
+    with pytest.raises(GateError, match=r"of memory and 137\.4 GB are free.*lower extract\.concurrency"):
+        plan_gate(wide, make_plan(Round(wide, Settings())).model_copy(update=free))
+
+
+def test_memory_of_a_cpu_round_holds_two_copies_and_the_window() -> None:
+    smoke = load_round(round_file("smoke"))
+    shape = smoke.target.shape
+    assert shape is not None
+    found = make_plan(Round(smoke, Settings()))
+    assert found.gpu_bytes == 0
+    assert found.memory_bytes == 2 * shape.weight_bytes + 4 * GIB + 128 * 512 * 4 * 576 * 2
