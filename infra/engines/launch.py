@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from infra.config.round import EngineConfig, RungConfig
 from infra.config.settings import Settings
 from infra.engines.client.dialect import Dialect
-from infra.engines.metadata import installed
+from infra.environments.metadata import installed
 from infra.errors import EngineError
 from infra.targets.target import Target
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from infra.engines.metadata import installed
 from infra.environments.descriptions import LOCKS, Description, describe, descriptions, environment_key, pins
+from infra.environments.metadata import installed
 from infra.environments.pip_install import PipFailed, pip_environment, run_pip
 from infra.errors import EnvironmentBuildError
 from infra.machine.filelock import exclusive
