@@ -5,16 +5,18 @@ Start it with ``prefect deployment run eagle3/smoke``; every deployment is a fil
 
 from typing import Any
 
-from prefect import flow, get_run_logger
+from prefect import flow
 
 import tasks
+from flows.lifecycle import make_answers, make_samples, make_states
 from infra.config.load import build_round
 from infra.config.round import RoundConfig
 from infra.config.settings import Settings
 from infra.results import Report
 from infra.round.context import Round
 from infra.round.ledger import Ledger
-from infra.round.serving import Serving
+from infra.round.status import look
+from infra.steps.report import build_report
 from tasks.credentials import use_store_credentials
 
 
@@ -51,12 +53,16 @@ def run_round(round_: Round) -> Report:
         plan = tasks.plan(round_)
     with ledger.step("preflight"):
         ledger.notes += tasks.preflight(round_, plan)
-    finished = tasks.finished_report(round_)
-    if finished is not None:
-        get_run_logger().info("every step of this round is done; nothing was redone")
-        return finished
+    status = look(round_)
+    if status.finished and status.report is not None:
+        return tasks.report_again(round_, status.report)
     with tasks.gpus_of(round_, ledger):
-        _states(round_, ledger)
+        if status.states_needed or not status.samples.done:
+            make_answers(round_, ledger)
+        if status.states_needed:
+            make_states(round_, status, ledger)
+        elif not status.samples.done:
+            make_samples(round_, ledger)
         with ledger.step("cleanup"):
             ledger.notes += tasks.cleanup_before_training(round_)
         with ledger.step("train", round_.keys.draft) as step:
@@ -64,34 +70,8 @@ def run_round(round_: Round) -> Report:
         with ledger.step("evaluate", round_.keys.eval) as step:
             evaluation = tasks.evaluate(round_, ledger, step)
     with ledger.step("publish", round_.keys.published) as step:
-        tasks.publish(round_, tasks.assemble(round_, plan, training, evaluation, ledger), step)
+        tasks.publish(round_, build_report(round_, plan, training, evaluation, ledger), step)
     ledger.look_at_disk(round_)
     with ledger.step("cleanup after"):
         ledger.notes += tasks.cleanup_after_publishing(round_)
-    return tasks.report(round_, tasks.assemble(round_, plan, training, evaluation, ledger), ledger)
-
-
-def _states(round_: Round, ledger: Ledger) -> None:
-    """Answers, samples and verified hidden states, as far as what is still to be made needs them."""
-    wanted = tasks.states_are_needed(round_)
-    if not wanted and tasks.samples_are_whole(round_):
-        return
-    with Serving(round_, "generate") as server, ledger.step("generate", round_.keys.answers) as step:
-        tasks.generate(round_, server, ledger, step)
-    with Serving(round_, "extract") as server:
-        with ledger.step("prepare", round_.keys.samples) as step:
-            parity_is_due = wanted and tasks.parity_is_due(round_)
-            needed = wanted and not parity_is_due and tasks.engine_may_load(round_) and tasks.extraction_is_due(round_)
-            tasks.begin_loading(server, needed=needed)
-            tasks.prepare(round_, step)
-        if not wanted:
-            return
-        if parity_is_due:
-            with ledger.step("parity") as step:
-                tasks.parity(round_, server, ledger, step)
-        with ledger.step("convention", round_.keys.hidden) as step:
-            tasks.convention(round_, server, ledger, step)
-        with ledger.step("extract", round_.keys.hidden) as step:
-            tasks.extract(round_, server, ledger, step)
-    with ledger.step("verify", round_.keys.hidden) as step:
-        tasks.verify(round_, step)
+    return tasks.report(round_, build_report(round_, plan, training, evaluation, ledger), ledger)

@@ -8,13 +8,14 @@ from pathlib import Path
 from prefect import flow, get_run_logger
 
 import tasks
+from flows.lifecycle import make_states
 from infra.config.load import ROUNDS, load_round, round_file
 from infra.config.settings import Settings
 from infra.errors import Eagle3Error
 from infra.round.context import Round
 from infra.round.ledger import Ledger
 from infra.round.reextract import stale
-from infra.round.serving import Serving
+from infra.round.status import look
 from tasks.credentials import use_store_credentials
 
 STEPS = ("samples", "hidden")
@@ -70,21 +71,6 @@ def _again(round_: Round) -> None:
     with ledger.step("preflight"):
         tasks.preflight(round_, tasks.plan(round_, only=STEPS))
     with tasks.gpus_of(round_, ledger):
-        _states(round_, ledger)
+        make_states(round_, look(round_), ledger)
     with ledger.step("cleanup"):
         tasks.cleanup_before_training(round_)
-
-
-def _states(round_: Round, ledger: Ledger) -> None:
-    with Serving(round_, "extract") as server:
-        with ledger.step("prepare", round_.keys.samples) as step:
-            tasks.prepare(round_, step)
-        if tasks.parity_is_due(round_):
-            with ledger.step("parity") as step:
-                tasks.parity(round_, server, ledger, step)
-        with ledger.step("convention", round_.keys.hidden) as step:
-            tasks.convention(round_, server, ledger, step)
-        with ledger.step("extract", round_.keys.hidden) as step:
-            tasks.extract(round_, server, ledger, step)
-    with ledger.step("verify", round_.keys.hidden) as step:
-        tasks.verify(round_, step)

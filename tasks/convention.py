@@ -4,13 +4,14 @@ from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from infra.gates import convention as steps
-from infra.gates.parity import parity_if_done
 from infra.report.figures import data_uri
 from infra.report.layers import layers_figure, layers_table, layers_text
 from infra.results import Convention
+from infra.round import stored
 from infra.round.context import Round
 from infra.round.ledger import Ledger, Step
 from infra.round.serving import Serving
+from infra.round.status import look
 from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 
 
@@ -24,9 +25,9 @@ def convention(round_: Round, server: Serving, ledger: Ledger, step: Step) -> No
         GateError: the engine captures other layers than it was asked for.
     """
     ledger.notes += attempts()
-    due = steps.convention_is_due(round_)
-    step.came_to(whole=not due)
-    if not due:
+    done = look(round_).convention_gate.done
+    step.came_to(whole=done)
+    if done:
         return
     log = get_run_logger()
     if round_.config.gates.convention.reference == "none":
@@ -35,11 +36,11 @@ def convention(round_: Round, server: Serving, ledger: Ledger, step: Step) -> No
         tokens = steps.sequences(round_)
         truth = steps.compute_truth(round_, tokens)
         found = steps.measure(round_, steps.capture(server, tokens, log.info), truth)
-    text = layers_text(found, parity_if_done(round_))
+    text = layers_text(found, stored.parity(round_))
     (log.info if found.reference else log.warning)(text)
     _show(found, text)
     steps.convention_gate(found)
-    steps.write_convention(round_, found)
+    stored.write_gate(round_, stored.convention_path(round_), found)
     step.detail = f"reference {found.reference}, {found.tokens:,} tokens" if found.reference else "no reference"
 
 

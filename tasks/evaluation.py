@@ -4,9 +4,10 @@ from prefect import get_run_logger, task
 
 from infra.drafter.acceptance import serving_gate
 from infra.results import Evaluation
+from infra.round import stored
 from infra.round.context import Round
 from infra.round.layouts import draft_folder, served_draft
-from infra.round.ledger import EVALUATION, Ledger, Step, evaluation_if_done, point, write_result
+from infra.round.ledger import Ledger, Step
 from infra.round.serving import Serving
 from infra.steps import evaluate as steps
 from tasks.notices import announce
@@ -20,10 +21,10 @@ def evaluate(round_: Round, ledger: Ledger, step: Step) -> Evaluation:
     The servers load while the prediction is computed.
     """
     ledger.notes += attempts()
-    done = evaluation_if_done(round_)
+    done = stored.evaluation(round_)
     step.came_to(whole=done is not None)
     if done is not None:
-        point(round_, "eval")
+        stored.point(round_, "eval")
         return done
     log = get_run_logger()
     draft = draft_folder(round_)
@@ -44,7 +45,7 @@ def evaluate(round_: Round, ledger: Ledger, step: Step) -> Evaluation:
         ledger.started(drafted)
     evaluation = steps.judge(round_, predicted, live, sets, how)
     serving_gate(*steps.compared(evaluation), round_.config.evaluate.tolerance)
-    write_result(round_, "eval", EVALUATION, evaluation)
+    stored.write_result(round_, "eval", stored.EVALUATION, evaluation)
     ledger.notes += steps.shortfalls(round_, evaluation, sets)
     step.detail = f"{how}, {' and '.join(f'{len(item.prompts)} {item.name}' for item in sets)} prompts"
     if too_long := len(round_.evaluation_prompts) - len(sets[-1].prompts):

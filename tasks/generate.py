@@ -2,12 +2,13 @@
 
 from prefect import get_run_logger, task
 
-from infra.engines.client.client import Client
 from infra.round.context import Round
-from infra.round.ledger import Ledger, Step, point
+from infra.round.ledger import Ledger, Step
 from infra.round.serving import Serving
-from infra.round.survival import Survival
+from infra.round.stored import point
+from infra.round.survival import survive
 from infra.steps import generate as steps
+from infra.store.answers import AnswerLog
 from tasks.notices import announce
 from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 from tasks.progress import ProgressArtifact
@@ -25,7 +26,7 @@ def generate(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None
     """Bring the answers to completion; starts the server only when something is missing, and anew when it dies."""
     ledger.notes += attempts()
     config = round_.config.generate
-    if steps.answers_done(round_):
+    if AnswerLog.finished(round_.store, round_.prefix("answers")):
         step.came_to(whole=True, detail="all answers were there")
         point(round_, "answers")
         return
@@ -44,14 +45,11 @@ def generate(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None
 def _ask(round_: Round, server: Serving, progress: ProgressArtifact, quarantined: int) -> None:
     """Ask the target, on as many servers as it takes; ``quarantined`` samples were left out before."""
     config, log = round_.config.generate, get_run_logger()
-    survival = Survival(server, steps.answers_wanted(round_), config.max_quarantined, quarantined)
     server.on_notice = announce
-
-    def asking(client: Client) -> steps.Asking:
-        return steps.Asking(client, server.flights, survival.quarantined)
-
-    survival.run(
-        connect=lambda: server.watched(config.timeout_seconds, log.info),
-        trial=lambda client, sample: steps.try_answer(round_, asking(client), sample),
-        work=lambda client: steps.generate(round_, asking(client), progress),
-    )
+    for attempt in survive(server, steps.answers_wanted(round_), config.max_quarantined, quarantined):
+        with attempt:
+            client = server.watched(config.timeout_seconds, log.info)
+            asking = steps.Asking(client, server.flights, attempt.quarantined)
+            for sample in attempt.suspects():
+                steps.try_answer(round_, asking, sample)
+            steps.generate(round_, asking, progress)

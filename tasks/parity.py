@@ -14,17 +14,13 @@ from infra.machine.gpus.readings import gpus
 from infra.report.figures import data_uri
 from infra.report.parity import parity_figure, parity_table, parity_text
 from infra.results import Parity
+from infra.round import stored
 from infra.round.context import Round
 from infra.round.ledger import Ledger, Step
 from infra.round.preflight import faults
 from infra.round.serving import Serving
 from infra.targets.fetch import fetch_target
 from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
-
-
-def parity_is_due(round_: Round) -> bool:
-    """Whether another engine serves than extracts and the two were not found to agree yet."""
-    return steps.parity_is_due(round_)
 
 
 @task(
@@ -57,7 +53,7 @@ def parity(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
     found = steps.judge(round_, one, other, log.info)
     show_parity(found)
     steps.parity_gate(found)
-    steps.write_parity(round_, found)
+    stored.write_gate(round_, stored.parity_path(round_), found)
     step.detail = f"{other.name} against {one.name}, {found.tokens:,} tokens"
 
 

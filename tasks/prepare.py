@@ -3,14 +3,11 @@
 from prefect import task
 
 from infra.round.context import Round
-from infra.round.ledger import Step, point
+from infra.round.ledger import Step
+from infra.round.samples import sample_counts
+from infra.round.stored import point
 from infra.steps import prepare as steps
 from tasks.options import STEP
-
-
-def samples_are_whole(round_: Round) -> bool:
-    """Whether the samples of this round's key are there and verify."""
-    return steps.samples_done(round_)
 
 
 @task(task_run_name="prepare samples", **STEP)
@@ -18,7 +15,7 @@ def prepare(round_: Round, step: Step) -> None:
     """Build the samples and let the data gate judge them."""
     step.reused = steps.prepare(round_)
     point(round_, "samples")
-    counts = steps.sample_counts(round_)
+    counts = sample_counts(round_)
     tokens = sum(len(sample.input_ids) for sample in round_.samples)
     dropped = ", ".join(f"{value} {name}" for name, value in counts.items() if value and name != "answers")
     step.detail = f"{len(round_.samples)} samples, {tokens:,} tokens; {dropped}"

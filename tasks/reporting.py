@@ -5,30 +5,12 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from infra.report.files import inline_report, report_files
 from infra.report.markdown import acceptance_table
-from infra.results import Evaluation, Report, Training
+from infra.results import Report
 from infra.round.context import Round
-from infra.round.ledger import Ledger, done_steps, point, report_if_done
+from infra.round.ledger import Ledger
+from infra.round.stored import point
 from infra.steps import report as steps
-from infra.steps.plan import Plan
 from tasks.options import STEP
-
-
-@task(task_run_name="look for a finished round", **STEP)
-def finished_report(round_: Round) -> Report | None:
-    """The report of this round's keys when every step of it is done, shown again; else None."""
-    found = report_if_done(round_)
-    if found is None or not {"draft", "eval", "published"} <= done_steps(round_):
-        return None
-    for step in ("answers", "samples", "draft", "eval", "published", "report"):
-        point(round_, step)
-    _show(found)
-    return found
-
-
-@task(task_run_name="gather the report", **STEP)
-def assemble(round_: Round, plan: Plan, training: Training, evaluation: Evaluation, ledger: Ledger) -> Report:
-    """Everything known about the round at this moment."""
-    return steps.build_report(round_, plan, training, evaluation, ledger)
 
 
 @task(task_run_name="report", **STEP)
@@ -41,6 +23,16 @@ def report(round_: Round, made: Report, ledger: Ledger) -> Report:
     return made
 
 
-def _show(found: Report) -> None:
-    create_table_artifact(key="acceptance", table=acceptance_table(found), description=f"Acceptance of {found.draft}")
-    create_markdown_artifact(key="report", markdown=inline_report(found), description=f"Round {found.round}")
+@task(task_run_name="report", **STEP)
+def report_again(round_: Round, made: Report) -> Report:
+    """Show the report of a finished round; its results become the live ones."""
+    for step in ("answers", "samples", "draft", "eval", "published", "report"):
+        point(round_, step)
+    _show(made)
+    get_run_logger().info("every step of this round is done; nothing was redone")
+    return made
+
+
+def _show(made: Report) -> None:
+    create_table_artifact(key="acceptance", table=acceptance_table(made), description=f"Acceptance of {made.draft}")
+    create_markdown_artifact(key="report", markdown=inline_report(made), description=f"Round {made.round}")

@@ -8,17 +8,12 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from infra.report.figures import training_figure
 from infra.report.markdown import live_table
 from infra.results import Training
+from infra.round import stored
 from infra.round.context import Round
-from infra.round.ledger import Step, evaluation_if_done, training_if_done
+from infra.round.ledger import Step
 from infra.steps import train as steps
 from tasks.options import DELAYS, RETRIES, STEP, may_pass
 from tasks.progress import ProgressArtifact
-
-
-@task(task_run_name="look for draft and evaluation", **STEP)
-def states_are_needed(round_: Round) -> bool:
-    """Whether hidden states are still read: the draft is not trained or not evaluated yet."""
-    return training_if_done(round_) is None or evaluation_if_done(round_) is None
 
 
 @task(
@@ -30,7 +25,7 @@ def states_are_needed(round_: Round) -> bool:
 )
 def train(round_: Round, step: Step) -> Training:
     """Train the draft; a killed attempt is taken up at its last complete checkpoint, at once or by another run."""
-    step.came_to(whole=training_if_done(round_) is not None, part=steps.begun(round_))
+    step.came_to(whole=stored.training(round_) is not None, part=steps.begun(round_))
     training = steps.train_draft(round_, ProgressArtifact("train", "training"))
     figure = base64.b64encode(training_figure(training.history, training.validation)).decode()
     create_markdown_artifact(key="training", markdown=f"![training](data:image/png;base64,{figure})")

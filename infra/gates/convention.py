@@ -20,10 +20,8 @@ from infra.gates.layer_errors import error_row, explain, ratio
 from infra.results import Convention
 from infra.round.context import Round
 from infra.round.serving import Serving
-from infra.steps.extract import faulty_shards, states_meta
-from infra.store.stored import read_stored
+from infra.round.states import states_meta
 
-CONVENTION = "convention.json"
 NONE_ASKED = "gates.convention.reference is `none`"
 NORM_ERROR = 0.02
 """Most that our norm of the reference's tap L may differ from the target's own (bfloat16: 0.004)."""
@@ -50,36 +48,6 @@ class Truth:
     states: Sequence[ReferenceStates] = field(default=())
     how: str = ""
     why: str = ""
-
-
-def convention_path(round_: Round) -> str:
-    """Where the result lies: under the key of the hidden states, in a folder of its own, since it outlives them."""
-    return f"{round_.rounds.step_prefix('convention', round_.keys.hidden)}/{CONVENTION}"
-
-
-def convention_if_done(round_: Round) -> Convention | None:
-    """The stored measurement; it passed, since nothing else is stored."""
-    return read_stored(round_.store, convention_path(round_), Convention)
-
-
-def write_convention(round_: Round, found: Convention) -> None:
-    """Store a measurement that passed."""
-    round_.store.put(convention_path(round_), found.model_dump_json(indent=1).encode())
-
-
-def convention_is_due(round_: Round) -> bool:
-    """Whether the layers of states of this key are to be measured: they were not, or without a reference before.
-
-    States that are whole already are not held up for a reference that was missing when they were made.
-    """
-    done = convention_if_done(round_)
-    if done is None:
-        return True
-    return (
-        not done.reference
-        and round_.config.gates.convention.reference != "none"
-        and bool(faulty_shards(round_, deep=False))
-    )
 
 
 def sequences(round_: Round) -> list[list[int]]:

@@ -7,7 +7,6 @@ tokens, one engine after the other, and stops the round unless they agree.
 
 from collections.abc import Callable, Sequence
 
-from infra.config.keys import key12
 from infra.config.load import build_round
 from infra.config.round import EngineName, RoundConfig
 from infra.data.prompt import Message
@@ -19,7 +18,6 @@ from infra.gates.capture import Head
 from infra.results import Parity, TapParity
 from infra.round.context import Round
 from infra.round.serving import Serving
-from infra.store.stored import read_stored
 
 PARITY = "parity.json"
 ARGMAX_AGREEMENT = 0.95
@@ -31,30 +29,6 @@ REFERENCE_TOKENS = 1024
 """Most tokens that the reference computes; it gives every layer of the target, so it needs memory."""
 
 Say = Callable[[str], None]
-
-
-def parity_is_due(round_: Round) -> bool:
-    """Whether another engine serves than extracts and the two were not found to agree yet."""
-    return round_.config.extract.engine != round_.config.serve_with and parity_if_done(round_) is None
-
-
-def parity_path(round_: Round) -> str:
-    """Where the result lies in the store: a folder of its own, since it outlives the states it speaks of."""
-    engine = round_.config.serve_with
-    key = key12(
-        hidden=round_.keys.hidden, engine=engine, version=round_.versions[engine], launch=round_.config.engines[engine]
-    )
-    return f"{round_.rounds.step_prefix('parity', key)}/{PARITY}"
-
-
-def parity_if_done(round_: Round) -> Parity | None:
-    """The stored comparison; it passed, since nothing else is stored."""
-    return read_stored(round_.store, parity_path(round_), Parity)
-
-
-def write_parity(round_: Round, found: Parity) -> None:
-    """Store a comparison that passed."""
-    round_.store.put(parity_path(round_), found.model_dump_json(indent=1).encode())
 
 
 def alone(config: RoundConfig, engine: EngineName, samples: int) -> RoundConfig:

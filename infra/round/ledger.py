@@ -1,22 +1,15 @@
-"""Which steps are done, judged by verified files only, and how long each took."""
+"""How long each step of this run took, and what the report should say of it."""
 
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from infra.errors import StoreError
-from infra.results import REPORT, TRAINING, Evaluation, Report, Result, StepTime, Training
+from infra.results import StepTime
 from infra.round.context import Round
+from infra.round.publication import published_prefix
 from infra.round.serving import Serving
-from infra.steps.extract import faulty_shards
-from infra.steps.generate import answers_done
-from infra.steps.prepare import samples_done
-from infra.steps.publish import publication_done, published_prefix
-from infra.store.stored import read_stored, whole
-
-EVALUATION = "evaluation.json"
 
 
 @dataclass
@@ -99,60 +92,3 @@ class Ledger:
                 retried=step.retried,
             )
         )
-
-
-MADE_FROM = {"samples": ("answers",), "draft": ("hidden",), "eval": ("draft",), "published": ("draft", "hidden")}
-"""Which earlier steps' keys a pointer names, so that retention can follow the chain."""
-
-
-def point(round_: Round, step: str) -> None:
-    """Make this round's key the step's live one, unless it is; hidden states have :func:`make_live` instead."""
-    key = getattr(round_.keys, step)
-    with suppress(StoreError):  # a damaged pointer is written anew
-        live = round_.rounds.current(step)
-        if live is not None and live.key == key:
-            return
-    made: dict[str, object] = {"versions": round_.versions}
-    made |= {earlier: getattr(round_.keys, earlier) for earlier in MADE_FROM.get(step, ())}
-    round_.rounds.point(step, key, made)
-
-
-def write_result(round_: Round, step: str, name: str, result: Result) -> None:
-    """Store a step's result; it is what makes the step done, so it goes last."""
-    round_.store.put(f"{round_.prefix(step)}/{name}", result.model_dump_json(indent=1).encode())
-    point(round_, step)
-
-
-def training_if_done(round_: Round) -> Training | None:
-    """The training result of this key, if the draft's files are whole."""
-    prefix = round_.prefix("draft")
-    result = read_stored(round_.store, f"{prefix}/{TRAINING}", Training)
-    if result is None:
-        return None
-    return result if whole(round_.store, prefix, result.files, result.sizes) else None
-
-
-def evaluation_if_done(round_: Round) -> Evaluation | None:
-    """The evaluation of this key."""
-    return read_stored(round_.store, f"{round_.prefix('eval')}/{EVALUATION}", Evaluation)
-
-
-def report_if_done(round_: Round) -> Report | None:
-    """The report of this key."""
-    return read_stored(round_.store, f"{round_.prefix('report')}/{REPORT}", Report)
-
-
-def done_steps(round_: Round) -> set[str]:
-    """Names of the steps whose results are there and verify (sizes and hashes of small files; not every checksum)."""
-    samples = samples_done(round_)
-    training = training_if_done(round_)
-    checks = {
-        "answers": samples or answers_done(round_),
-        "samples": samples,
-        "hidden": samples and (training is not None or not faulty_shards(round_, deep=False)),
-        "draft": training is not None,
-        "eval": evaluation_if_done(round_) is not None,
-        "published": publication_done(round_),
-        "report": report_if_done(round_) is not None,
-    }
-    return {name for name, done in checks.items() if done}

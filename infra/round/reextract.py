@@ -3,7 +3,7 @@
 from infra.config.round import RoundConfig
 from infra.config.settings import Settings
 from infra.round.context import Round
-from infra.steps.extract import generation
+from infra.round.states import generation
 
 
 def stale(config: RoundConfig, settings: Settings) -> tuple[Round | None, str]:

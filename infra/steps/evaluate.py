@@ -15,7 +15,7 @@ from infra.machine.host import memory_available
 from infra.results import Acceptance, Evaluation, Measured, Predicted, Speed
 from infra.round.context import Round
 from infra.round.serving import Serving
-from infra.steps.extract import extracted_samples
+from infra.round.states import extracted_samples
 from infra.store.samples import Sample
 
 SERVER_OVERHEAD_BYTES = 4 << 30

@@ -32,11 +32,6 @@ def journal_path(round_: Round) -> Path:
     return round_.scratch / f"answers-{round_.keys.answers}.jsonl"
 
 
-def answers_done(round_: Round) -> bool:
-    """Whether the answers of this key are complete and verify."""
-    return AnswerLog.finished(round_.store, round_.prefix("answers"))
-
-
 @dataclass(frozen=True)
 class Asking:
     """Whom the answers are asked of.

@@ -12,9 +12,9 @@ from infra.machine.host import folder_bytes, memory_available
 from infra.round.context import Round
 from infra.round.draft_size import draft_size, training_disk
 from infra.round.layouts import layout_note, sglang_faults, sglang_version
-from infra.round.ledger import done_steps
 from infra.round.memory import memory_needed
 from infra.round.rates import STARTS, Rates, Work, learnt_rates, reference_rates
+from infra.round.status import look
 from infra.store.hidden import state_bytes_per_token
 from infra.units import size
 
@@ -212,7 +212,7 @@ def _lengths(round_: Round, notes: list[str]) -> tuple[Callable[[Prompt], int], 
 
 def _keys(round_: Round, notes: list[str]) -> tuple[dict[str, str], set[str]]:
     try:
-        return dict(round_.keys.items()), done_steps(round_)
+        return dict(round_.keys.items()), look(round_).done
     except (MissingTarget, EnvironmentBuildError, EngineError) as error:
         notes.append(f"keys are not known yet: {error.what}")
         return {}, set()

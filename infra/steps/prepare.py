@@ -2,23 +2,12 @@
 
 import json
 
-from pydantic import TypeAdapter
-
 from infra.data.build import BuildReport, build_samples
 from infra.data.gate import data_gate, shares_gate
-from infra.errors import StoreError
 from infra.round.context import Round
+from infra.round.samples import COUNTS, sample_counts, samples_done
 from infra.store.answers import read_answers
-from infra.store.objects import ObjectMissing
-from infra.store.samples import samples_fault, write_samples
-
-COUNTS = "counts.json"
-COUNTED = TypeAdapter(dict[str, int])
-
-
-def samples_done(round_: Round) -> bool:
-    """Whether the samples of this key are complete and verify, their counts too."""
-    return samples_fault(round_.store, round_.prefix("samples")) is None and _counts(round_) is not None
+from infra.store.samples import write_samples
 
 
 def prepare(round_: Round) -> bool:
@@ -56,28 +45,8 @@ def prepare(round_: Round) -> bool:
     return False
 
 
-def sample_counts(round_: Round) -> dict[str, int]:
-    """What was truncated, empty, refused, cut or left out on the way.
-
-    Raises:
-        StoreError: the samples are not prepared.
-    """
-    counts = _counts(round_)
-    if counts is None:
-        raise StoreError(f"the samples of round {round_.config.name} have no {COUNTS}", fix="start the round again")
-    return counts
-
-
 def _counted(counts: dict[str, int]) -> BuildReport:
     """What became of the answers, as it was stored."""
     named = {name: counts.get(name, 0) for name in ("answers", "truncated", "empty", "refused", "cut")}
     dropped = {name: count for name, count in counts.items() if name not in named}
     return BuildReport([], **named, dropped=dropped)
-
-
-def _counts(round_: Round) -> dict[str, int] | None:
-    """The counts, or None when they are not there or not whole."""
-    try:
-        return COUNTED.validate_json(round_.store.get(f"{round_.prefix('samples')}/{COUNTS}"))
-    except (ObjectMissing, ValueError):
-        return None

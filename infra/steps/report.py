@@ -5,16 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from infra.errors import StoreError
-from infra.gates.convention import convention_if_done
-from infra.gates.parity import parity_if_done
 from infra.results import REPORT, Evaluation, OtherRound, Report, Training
+from infra.round import stored
 from infra.round.context import Round
 from infra.round.layouts import layouts
-from infra.round.ledger import Ledger, write_result
+from infra.round.ledger import Ledger
+from infra.round.publication import draft_name, published_prefix, publishing_rounds
 from infra.round.rates import STARTS, Rates, learn
+from infra.round.samples import sample_counts
 from infra.steps.plan import Plan
-from infra.steps.prepare import sample_counts
-from infra.steps.publish import draft_name, published_prefix, publishing_rounds
 from infra.store.rounds import RoundStore
 from infra.store.stored import read_stored
 
@@ -45,8 +44,8 @@ def build_report(round_: Round, plan: Plan, training: Training, evaluation: Eval
         counts=counts,
         training=training,
         evaluation=evaluation,
-        convention=convention_if_done(round_),
-        parity=parity_if_done(round_),
+        convention=stored.convention(round_),
+        parity=stored.parity(round_),
         layouts=layouts(round_, published),
         others=other_rounds(round_),
         planned_disk_bytes=plan.disk_bytes,
@@ -78,7 +77,7 @@ def write_report(round_: Round, report: Report, files: Mapping[str, bytes]) -> s
     prefix = round_.prefix("report")
     for name, data in files.items():
         round_.store.put(f"{prefix}/{name}", data)
-    write_result(round_, "report", REPORT, report)
+    stored.write_result(round_, "report", REPORT, report)
     return f"{round_.settings.store}/{prefix}/report.md"
 
 

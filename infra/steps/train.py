@@ -11,8 +11,8 @@ from infra.drafter.trainer import TrainJob, TrainResult, train
 from infra.progress import OnProgress, Progress
 from infra.results import TRAINING, Training, TrainPoint
 from infra.round.context import Round
-from infra.round.ledger import point, training_if_done, write_result
-from infra.steps.extract import extracted_samples
+from infra.round.states import extracted_samples
+from infra.round.stored import point, training, write_result
 from infra.units import duration
 
 DATASET_TOKEN_BYTES = 24
@@ -28,7 +28,7 @@ def train_draft(round_: Round, on_progress: OnProgress) -> Training:
         TrainingError: the trainer failed.
         GateError: the training gate stops, or there was no room for longer than the disk budget waits.
     """
-    done = training_if_done(round_)
+    done = training(round_)
     if done is not None:
         point(round_, "draft")
         return done
@@ -41,9 +41,9 @@ def train_draft(round_: Round, on_progress: OnProgress) -> Training:
         files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
         sizes[path.name] = path.stat().st_size
     round_.store.put(f"{round_.prefix('draft')}/trainer.log", workdir(round_) / "trainer.log")
-    training = _summary(round_, result, files, sizes)
-    write_result(round_, "draft", TRAINING, training)
-    return training
+    summary = _summary(round_, result, files, sizes)
+    write_result(round_, "draft", TRAINING, summary)
+    return summary
 
 
 def _trained(round_: Round, on_progress: OnProgress) -> TrainResult:

@@ -19,8 +19,8 @@ from infra.engines.client.bench import run, summary
 from infra.errors import StoreError
 from infra.round.context import Round
 from infra.round.layouts import draft_folder, served_draft
-from infra.round.ledger import training_if_done
 from infra.round.serving import Serving
+from infra.round.stored import training as stored_training
 from infra.steps.evaluate import prompt_sets
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
@@ -36,7 +36,7 @@ def finished_round() -> Round:
         round_ = Round(build_round(stored["round"]), settings)
     except StoreError:
         round_ = Round(load_round(round_file(name)), settings)
-    if training_if_done(round_) is None:
+    if stored_training(round_) is None:
         pytest.skip(f"round {name} has no trained draft in {settings.store}; run it first")
     return round_
 

@@ -20,8 +20,9 @@ from standin.processes import living
 from standin.small_disk import fill, small_disk
 from standin.waiting import more, wait_for
 
-from infra.round.ledger import done_steps, report_if_done
-from infra.steps.extract import faulty_shards
+from infra.round.states import faulty_shards
+from infra.round.status import look
+from infra.round.stored import report as stored_report
 from infra.store.answers import read_answers
 
 pytestmark = pytest.mark.timeout(1800)
@@ -128,13 +129,13 @@ def use(machine: SmallMachine, monkeypatch: pytest.MonkeyPatch) -> None:
 def whole(machine: SmallMachine) -> list[str]:
     """Check that the round is complete and its states verify; its report's notes."""
     round_ = machine.round()
-    assert done_steps(round_) == ALL_STEPS
+    assert look(round_).done == ALL_STEPS
     assert faulty_shards(round_, deep=True) == {}
     answers = read_answers(round_.store, round_.prefix("answers"))
     assert len(answers) == SAMPLES
     assert len(machine.requests("extract")) == SAMPLES
     assert not [path for path in machine.disk.rglob("*") if path.name.startswith(".put-") or ".partial" in path.name]
-    report = report_if_done(round_)
+    report = stored_report(round_)
     assert report is not None
     return list(report.notes)
 

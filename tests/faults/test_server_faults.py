@@ -17,13 +17,14 @@ from infra.gates.convention import capture
 from infra.gates.parity import take
 from infra.machine.processes.guarded import recorded
 from infra.round.context import Round
-from infra.round.ledger import Ledger, report_if_done
+from infra.round.ledger import Ledger
 from infra.round.rates import learnt_rates
+from infra.round.samples import sample_counts
 from infra.round.serving import Serving
+from infra.round.states import extracted_samples, faulty_shards, quarantined_samples
+from infra.round.stored import report as stored_report
 from infra.round.survival import TooManyDeaths
-from infra.steps.extract import extracted_samples, faulty_shards, quarantined_samples
 from infra.steps.generate import answers_kept
-from infra.steps.prepare import sample_counts
 from infra.store.answers import AnswerLog, read_answers
 from infra.store.reader import StatesReader
 
@@ -166,7 +167,7 @@ def test_a_server_that_is_lost_while_it_is_measured_is_measured_again(
     monkeypatch.setenv(f"STANDIN_{fault}_AFTER", "9")
     eagle3(machine.config(**(QUICK if fault == "FREEZE" else {})))
 
-    report = report_if_done(machine.round())
+    report = stored_report(machine.round())
     assert report is not None
     assert machine.launches() == {"extract": 1, "bench": 2, "plain": 2}
     [lost] = [note for note in report.notes if "died while it was measured" in note]
@@ -270,7 +271,7 @@ def test_rates_are_learnt_of_a_round_whose_servers_were_started_anew(
     eagle3(fresh.config())
 
     round_ = fresh.round()
-    report = report_if_done(round_)
+    report = stored_report(round_)
     assert report is not None
     assert any("started anew" in note for note in report.notes)
     assert not any(step.resumed or step.reused or step.retried for step in report.steps)
@@ -306,7 +307,7 @@ def test_a_round_is_trained_and_measured_without_a_quarantined_sample(
     monkeypatch.setenv("STANDIN_KILLED_BY", " ".join(f"{digest(sample.input_ids):016x}" for sample in deadly))
     eagle3(machine.config(extract__max_quarantined=0.1))
 
-    report = report_if_done(machine.round(extract__max_quarantined=0.1))
+    report = stored_report(machine.round(extract__max_quarantined=0.1))
     assert report is not None
     assert report.training.steps == 8
     assert sum("is left out" in note for note in report.notes) == 2

@@ -12,11 +12,11 @@ from standin.waiting import wait_for
 
 from infra.config.load import build_round, load_round, round_file
 from infra.config.settings import Settings
-from infra.engines.client.extraction import Extractor
 from infra.machine.processes.guarded import recorded
 from infra.round.context import Round
 from infra.round.serving import Serving
-from infra.round.survival import Survival
+from infra.round.states import faulty_shards, shards_of
+from infra.round.survival import survive
 from infra.steps import extract as steps
 from infra.store.samples import Sample, write_samples
 from infra.targets.fetch import fetch_target
@@ -102,39 +102,37 @@ class EngineVandal(threading.Thread):
         return sum(notice.what == "restart" for notice in self.serving.notices)
 
     def _shards(self, count: int) -> None:
-        left = len(steps.shards_of(self.round)) - count
-        wait_for(lambda: len(steps.faulty_shards(self.round, deep=False)) <= left, f"{count} shards", LIMIT)
+        left = len(shards_of(self.round)) - count
+        wait_for(lambda: len(faulty_shards(self.round, deep=False)) <= left, f"{count} shards", LIMIT)
 
 
 def test_extraction_goes_on_after_a_bad_rung_a_stopped_engine_and_a_killed_server(
     round_: Round, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    todo = steps.shards_of(round_)
+    todo = shards_of(round_)
     assert len(todo) >= 5
     with Serving(round_, "extract") as serving:
-        survival = Survival(serving, SAMPLES, 0.01)
         vandal = EngineVandal(round_, serving)
         vandal.start()
-
-        def work(extractor: Extractor) -> None:
-            with steps.Extraction(round_, extractor, serving.flights, todo, survival.quarantined) as extraction:
-                while todo:
-                    extraction.shard(todo[0])
-                    del todo[0]
-
-        survival.run(
-            connect=lambda: serving.extractor(600),
-            trial=lambda extractor, name: steps.try_sample(round_, extractor, serving.flights, name),
-            work=work,
-        )
+        quarantined: dict[str, str] = {}
+        for attempt in survive(serving, SAMPLES, 0.01):
+            quarantined = attempt.quarantined
+            with attempt:
+                extractor = serving.extractor(600)
+                for sample in attempt.suspects():
+                    steps.try_sample(round_, extractor, serving.flights, sample)
+                with steps.Extraction(round_, extractor, serving.flights, todo, quarantined) as extraction:
+                    while todo:
+                        extraction.shard(todo[0])
+                        del todo[0]
         vandal.join(LIMIT)
     if vandal.error is not None:
         raise vandal.error
     with capsys.disabled():
         print("", *vandal.said, f"starts: {[round(seconds) for seconds in serving.seconds_to_ready]} s", sep="\n  ")
 
-    assert steps.faulty_shards(round_, deep=True) == {}
-    assert survival.quarantined == {}
+    assert faulty_shards(round_, deep=True) == {}
+    assert quarantined == {}
     told = [notice.what for notice in serving.notices]
     assert told == ["rung", "hang", "restart", "remembered", "restart", "remembered"]
     assert "--no-such-flag" in serving.notices[0].text

@@ -32,7 +32,7 @@ from infra.gates.capture import Head
 from infra.gates.parity import parity_gate
 from infra.machine.processes.guarded import Record, recorded
 from infra.round.context import Round
-from infra.steps.extract import faulty_shards
+from infra.round.states import faulty_shards
 from infra.store.answers import read_answers
 from infra.store.reader import StatesReader
 from infra.targets.fetch import fetch_target

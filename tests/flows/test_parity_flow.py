@@ -30,7 +30,8 @@ from infra.machine.gpus.readings import Gpu, GpuReport
 from infra.machine.gpus.verdict import judge
 from infra.machine.processes.guarded import recorded
 from infra.round import gpus as hygiene
-from infra.round.ledger import done_steps, report_if_done
+from infra.round.status import look
+from infra.round.stored import report as stored_report
 from tasks import gpus as gpu_tasks
 
 pytestmark = pytest.mark.usefixtures("api")
@@ -203,7 +204,7 @@ def test_a_round_that_serves_with_another_engine_compares_them_before_it_extract
 
     changed = {name.replace(".", "__"): value for name, value in two_engines.items()}
     round_ = again.round(**changed)
-    report = report_if_done(round_)
+    report = stored_report(round_)
     assert report is not None
     assert report.parity is not None
     assert (report.parity.extracting, report.parity.serving) == ("sglang 0.5.23", "vllm 0.32.0")
@@ -227,6 +228,6 @@ def test_a_serving_engine_that_computes_other_states_stops_the_round_before_extr
     with pytest.raises(GateError, match=r"parity gate: vllm 0\.32\.0 does not compute what sglang 0\.5\.23 computes"):
         eagle3(again.config(), two_engines)
     round_ = again.round(**{name.replace(".", "__"): value for name, value in two_engines.items()})
-    assert "hidden" not in done_steps(round_)
+    assert "hidden" not in look(round_).done
     assert round_.keys.hidden not in round_.rounds.keys("hidden")
     assert max(again.requests("extract").values()) == 2, "no more was asked for than both engines' handful"

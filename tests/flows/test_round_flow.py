@@ -27,8 +27,9 @@ from infra.errors import ConfigError, Eagle3Error, GateError, PreflightError
 from infra.machine.gpus.readings import GpuReport
 from infra.machine.processes.guarded import recorded
 from infra.round.context import Round
-from infra.round.ledger import done_steps, report_if_done
-from infra.steps.extract import faulty_shards
+from infra.round.states import faulty_shards
+from infra.round.status import look
+from infra.round.stored import report as stored_report
 from infra.steps.plan import make_plan, plan_gate
 from infra.steps.prepare import prepare
 from infra.store.answers import read_answers
@@ -46,9 +47,9 @@ async def artifact_keys() -> set[str]:
 def test_a_round_goes_from_prompts_to_a_published_draft(finished: Machine, use: Use) -> None:
     round_ = use(finished).round()
 
-    assert done_steps(round_) == ALL_STEPS
+    assert look(round_).done == ALL_STEPS
     assert faulty_shards(round_, deep=True) == {}
-    report = report_if_done(round_)
+    report = stored_report(round_)
     assert report is not None
     assert [item.step for item in report.steps] == [
         "plan", "preflight", "generate", "prepare", "convention", "extract", "verify", "cleanup", "train", "evaluate",
@@ -141,16 +142,16 @@ def test_results_that_were_cut_are_made_again_and_stop_no_round(again: Machine) 
     for path in cut:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     (again.folder / "state" / "rates.json").write_text("{")
-    assert {"samples", "published", "report"}.isdisjoint(done_steps(again.round()))
+    assert {"samples", "published", "report"}.isdisjoint(look(again.round()).done)
 
     eagle3(again.config())
-    assert done_steps(again.round()) == ALL_STEPS
+    assert look(again.round()).done == ALL_STEPS
     assert again.requests("complete") == again.requests("extract") == Counter()
     assert all(path.stat().st_size > 0 for path in cut)
     draft = next(root.glob("rounds/small/draft/*/model.safetensors"))
     assert cut[-1].read_bytes() == draft.read_bytes()
     draft.write_bytes(draft.read_bytes()[:-1])
-    assert "draft" not in done_steps(again.round()), "it is trained again rather than served"
+    assert "draft" not in look(again.round()).done, "it is trained again rather than served"
 
 
 def test_other_training_keeps_answers_and_states(again: Machine) -> None:
@@ -161,10 +162,10 @@ def test_other_training_keeps_answers_and_states(again: Machine) -> None:
     assert again.written("answers", "samples", "hidden") == before
     assert again.requests("extract") == Counter()
     assert again.launches() == {"plain": 1, "bench": 1}
-    assert done_steps(now) == ALL_STEPS
+    assert look(now).done == ALL_STEPS
     for step in ("draft", "eval", "report"):
         assert set(now.rounds.keys(step)) == {getattr(old, step), getattr(now.keys, step)}
-    report = report_if_done(now)
+    report = stored_report(now)
     assert report is not None
     assert {item.step for item in report.steps if not item.reused} >= {"train", "evaluate", "publish"}
     assert "extract" not in {item.step for item in report.steps if not item.reused}
@@ -173,7 +174,7 @@ def test_other_training_keeps_answers_and_states(again: Machine) -> None:
 def test_a_layout_that_cannot_be_is_said_and_the_other_is_published(again: Machine) -> None:
     eagle3(again.config(), {"train.extra_args": ["--embed-requires-grad"]})
 
-    report = report_if_done(again.round(train__extra_args=["--embed-requires-grad"]))
+    report = stored_report(again.round(train__extra_args=["--embed-requires-grad"]))
     assert report is not None
     plain, other = report.layouts
     assert plain.published == report.published
@@ -187,8 +188,8 @@ def test_a_layout_that_cannot_be_is_said_and_the_other_is_published(again: Machi
 def test_another_round_of_the_target_stands_beside_it(again: Machine) -> None:
     eagle3(again.config(name="second"))
 
-    report = report_if_done(again.round(name="second"))
-    first = report_if_done(again.round())
+    report = stored_report(again.round(name="second"))
+    first = stored_report(again.round())
     assert report is not None
     assert first is not None
     [other] = report.others
@@ -262,7 +263,7 @@ def test_the_serving_gate_stops_when_serving_does_not_do_what_was_predicted(
 
     stopped = again.round(evaluate__tolerance=0.05)
     assert again.launches() == {"plain": 1, "bench": 1}, "a gate's stop is not retried, and the draft is not redone"
-    assert done_steps(stopped) == {"answers", "samples", "hidden", "draft"}
+    assert look(stopped).done == {"answers", "samples", "hidden", "draft"}
     assert recorded(stopped.settings.run_dir) == []
 
 
@@ -388,8 +389,8 @@ def test_a_round_whose_store_is_a_bucket(tmp_path: Path, use: Use, monkeypatch: 
         eagle3(machine.config())
 
         round_ = machine.round()
-        report = report_if_done(round_)
-        assert done_steps(round_) == ALL_STEPS
+        report = stored_report(round_)
+        assert look(round_).done == ALL_STEPS
         assert report is not None
         assert report.published.startswith("s3://rounds/here/published/")
         assert len(read_answers(round_.store, round_.prefix("answers"))) == SAMPLES

@@ -19,7 +19,7 @@ from infra.results import Report
 from infra.round.context import Round
 from infra.round.keys import StepKeys
 from infra.round.layouts import layouts, served_draft
-from infra.steps.publish import publication_done, published_prefix, publishing_rounds
+from infra.round.publication import publication_done, published_prefix, publishing_rounds
 from infra.steps.publish import publish as publish_cards
 from infra.targets.target import Target
 

@@ -12,7 +12,7 @@ from infra.config.load import build_round, load_round, round_file
 from infra.config.round import RetentionConfig
 from infra.disk.retention import policies
 from infra.round.context import Round
-from infra.steps.extract import make_live
+from infra.round.states import make_live
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
 

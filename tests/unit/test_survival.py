@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -11,7 +11,7 @@ from infra.engines.client.flights import Flights
 from infra.engines.server.notice import What
 from infra.errors import EngineError, ExtractionFault
 from infra.round.serving import Serving
-from infra.round.survival import Survival, TooManyDeaths
+from infra.round.survival import TooManyDeaths, survive
 
 SAMPLES = [f"s{number:02}" for number in range(12)]
 IN_FLIGHT = 3
@@ -32,19 +32,20 @@ class Step:
         self.starts = 0
         self.dead = False
         self._deadly = deadly
-        self.survival = Survival(cast(Serving, self), len(SAMPLES), share)
+        self.quarantined: dict[str, str] = {}
+        self._share = share
 
     def connect(self) -> None:
         self.starts, self.dead, self.flights = self.starts + 1, False, Flights()
 
-    def work(self, _: Any) -> None:
-        open_ones = [name for name in SAMPLES if name not in self.done | set(self.survival.quarantined)]
+    def work(self) -> None:
+        open_ones = [name for name in SAMPLES if name not in self.done | set(self.quarantined)]
         for first in range(0, len(open_ones), IN_FLIGHT):
             group = open_ones[first : first + IN_FLIGHT]
             self.ask(*group)
             self.done.update(group)
 
-    def trial(self, _: Any, sample: str) -> None:
+    def trial(self, sample: str) -> None:
         self.tried.append(sample)
         self.ask(sample)
 
@@ -58,7 +59,13 @@ class Step:
             raise EngineError("cannot be reached")
 
     def run(self) -> "Step":
-        self.survival.run(self.connect, self.trial, self.work)
+        for attempt in survive(cast(Serving, self), len(SAMPLES), self._share):
+            self.quarantined = attempt.quarantined
+            with attempt:
+                self.connect()
+                for sample in attempt.suspects():
+                    self.trial(sample)
+                self.work()
         return self
 
     def death(self, error: EngineError) -> str | None:
@@ -74,7 +81,7 @@ class Step:
 def test_the_sample_that_kills_is_found_among_those_in_flight_and_left_out() -> None:
     step = Step(lambda sample, *_: sample == "s04").run()
     assert step.done == set(SAMPLES) - {"s04"}
-    assert step.survival.quarantined == {"s04": "killed by signal 9"}
+    assert step.quarantined == {"s04": "killed by signal 9"}
     assert step.starts == 3
     assert step.tried == ["s03", "s04", "s05"]
     assert [what for what, _ in step.told] == ["restart", "quarantine"]
@@ -84,7 +91,7 @@ def test_the_sample_that_kills_is_found_among_those_in_flight_and_left_out() -> 
 def test_a_server_that_dies_for_no_samples_fault_costs_a_restart_and_nothing_else() -> None:
     step = Step(lambda sample, server, _: sample == "s04" and server == 1).run()
     assert step.done == set(SAMPLES)
-    assert step.survival.quarantined == {}
+    assert step.quarantined == {}
     assert step.starts == 2
     assert [what for what, _ in step.told] == ["restart"]
 
@@ -103,15 +110,16 @@ def test_an_engine_that_dies_of_everything_is_not_restarted_for_ever() -> None:
     step = Step(lambda sample, server, together: sample == "s05" and together > 1, max_restarts=2)
     with pytest.raises(TooManyDeaths, match=r"died 3 times in this step.*at most 2 restarts"):
         step.run()
-    assert step.survival.quarantined == {}
+    assert step.quarantined == {}
 
 
-def test_what_a_living_server_does_wrong_is_raised_as_it_is() -> None:
+def test_what_a_living_server_does_wrong_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     step = Step(lambda sample, *_: False)
 
-    def wrong(_: Any) -> None:
+    def wrong() -> None:
         raise ExtractionFault("states of shape [3, 4]")
 
+    monkeypatch.setattr(step, "work", wrong)
     with pytest.raises(ExtractionFault):
-        step.survival.run(step.connect, step.trial, wrong)
+        step.run()
     assert step.starts == 1

@@ -1,0 +1,93 @@
+"""The round's hidden states in the store: which shards there are, which verify, which generation is live."""
+
+from contextlib import suppress
+
+from infra.disk.retention import is_published
+from infra.errors import StoreError
+from infra.round.context import Round
+from infra.store.hidden import ShardPlan, plan_shards, state_bytes_per_token, verify_shard
+from infra.store.hidden import discard_shard as discard
+from infra.store.manifest import StatesMeta
+from infra.store.reader import quarantined_rows
+from infra.store.samples import Sample
+
+
+def states_meta(round_: Round) -> StatesMeta:
+    """What every manifest of this round's states must say."""
+    engine = round_.config.extract.engine
+    return StatesMeta(
+        taps=round_.config.extract.taps,
+        final="pre_norm" if engine == "vllm" else "unit_rms",
+        dtype="bf16",
+        hidden_size=round_.target.shape.hidden_size,
+        engine=engine,
+        engine_version=round_.versions[engine],
+        target_revision=round_.target.revision,
+    )
+
+
+def shards_of(round_: Round) -> list[ShardPlan]:
+    """The shards that hold the round's samples."""
+    config = round_.config.extract
+    size = state_bytes_per_token(config.taps, round_.target.shape.hidden_size)
+    return plan_shards([len(sample.input_ids) for sample in round_.samples], size, config.shard_bytes)
+
+
+def faulty_shards(round_: Round, deep: bool) -> dict[ShardPlan, str]:
+    """The shards that are not there or do not verify, ascending, each with its fault; changes nothing.
+
+    Args:
+        deep: read every object and compare its checksum, too.
+    """
+    tokens = {sample.row: sample.input_ids for sample in round_.samples}
+    faults = {}
+    for plan in shards_of(round_):
+        fault = verify_shard(round_.store, round_.prefix("hidden"), plan, states_meta(round_), tokens, deep=deep)
+        if fault is not None:
+            faults[plan] = str(fault)
+    return faults
+
+
+def quarantined_samples(round_: Round) -> list[Sample]:
+    """Samples that have no states because the engine dies on them, as the committed shards say; by row."""
+    return [round_.samples[row] for row in quarantined_rows(round_.store, round_.prefix("hidden"))]
+
+
+def extracted_samples(round_: Round) -> list[Sample]:
+    """The samples whose states are there to be trained on, by row: all but the quarantined ones."""
+    left_out = set(quarantined_rows(round_.store, round_.prefix("hidden")))
+    return [sample for sample in round_.samples if sample.row not in left_out]
+
+
+def generation(round_: Round) -> dict[str, object]:
+    """What the pointer to a verified generation of hidden states says of it."""
+    engine = round_.config.extract.engine
+    return {
+        "samples": round_.keys.samples,
+        "target_revision": round_.target.revision,
+        "engine": f"{engine} {round_.versions[engine]}",
+        "taps": list(round_.config.extract.taps),
+    }
+
+
+def make_live(round_: Round) -> None:
+    """Point to this generation, which was verified, and name those that it supersedes.
+
+    That is the one that was live, if it is of the same samples or its draft is published, and what it had superseded.
+    One of other samples that no draft came of yet is a run's that was interrupted: nobody's to delete.
+    """
+    key = round_.keys.hidden
+    superseded: set[str] = set()
+    with suppress(StoreError):  # a damaged pointer is written anew
+        live = round_.rounds.current("hidden")
+        if live is not None:
+            superseded.update(live.made.get("supersedes", []))
+            if live.made.get("samples") == round_.keys.samples or is_published(round_.rounds, live.key):
+                superseded.add(live.key)
+    others = sorted(superseded & set(round_.rounds.keys("hidden")) - {key})
+    round_.rounds.point("hidden", key, {**generation(round_), "supersedes": others})
+
+
+def discard_shard(round_: Round, plan: ShardPlan) -> int:
+    """Delete what is left of a shard that does not verify, so that it can be done again; returns bytes freed."""
+    return discard(round_.store, round_.prefix("hidden"), plan)
