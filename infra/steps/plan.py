@@ -92,6 +92,7 @@ def make_plan(round_: Round, only: Collection[str] = ()) -> Plan:
     if learnt is None:
         notes.append(f"times are {rates.origin}; after one round they are this machine's own")
     samples, prompt_tokens = _prompts(round_, notes)
+    notes += [f"{name}: {text}" for name, tally in round_.left_out.items() for text in tally.sentences()]
     answer = config.generate.expected_tokens or rates.answer_tokens or 0.75 * config.generate.max_tokens
     answer_tokens = round(samples * answer)
     tokens = prompt_tokens + answer_tokens

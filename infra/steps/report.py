@@ -11,7 +11,7 @@ from infra.report.figures import all_figures, data_uri
 from infra.report.layers import layers_figure
 from infra.report.markdown import report as render
 from infra.report.parity import parity_figure
-from infra.results import REPORT, Evaluation, OtherRound, Report, Training, read_stored
+from infra.results import REPORT, Evaluation, LeftOut, OtherRound, Report, Training, read_stored
 from infra.round.context import Round
 from infra.round.layouts import layouts
 from infra.round.ledger import Ledger, write_result
@@ -52,11 +52,22 @@ def build_report(round_: Round, plan: Plan, training: Training, evaluation: Eval
         parity=parity_if_done(round_),
         layouts=layouts(round_, published),
         others=other_rounds(round_),
+        left_out=left_out(round_),
         planned_disk_bytes=plan.disk_bytes,
         used_disk_bytes=ledger.peak_bytes,
         planned_seconds=plan.seconds,
         used_seconds=sum(item.seconds for item in ledger.times),
-        notes=tuple(ledger.notes),
+        notes=(*ledger.notes, *(note for tally in round_.left_out.values() for note in tally.notes)),
+    )
+
+
+def left_out(round_: Round) -> tuple[LeftOut, ...]:
+    """Records that were not used, or not with all that they carry, by source and kind."""
+    return tuple(
+        LeftOut(prompts=name, kind=kind, used=used, count=found.count, read=tally.read, examples=tuple(found.examples))
+        for name, tally in round_.left_out.items()
+        for used, kinds in ((False, tally.left_out), (True, tally.without))
+        for kind, found in kinds.items()
     )
 
 
