@@ -201,6 +201,17 @@ class OtherRound(Result):
     evaluation: Acceptance | None
 
 
+class LeftOut(Result):
+    """Records of one kind that were not used, or not with all that they carry."""
+
+    prompts: str = Field(description="`prompts` or `evaluate.prompts`.")
+    kind: str = Field(description="Why, or what of them was not used.")
+    used: bool = Field(description="Whether they were used all the same.")
+    count: int
+    read: int = Field(description="Records read in all.")
+    examples: tuple[str, ...] = Field(description="Where the first of them lie.")
+
+
 class StepTime(Result):
     """One step of a run of the round."""
 
@@ -240,6 +251,7 @@ class Report(Result):
     )
     layouts: tuple[Layout, ...] = Field(default=(), description="The published draft, by engine.")
     others: tuple[OtherRound, ...] = Field(default=(), description="Other rounds of this target, by name.")
+    left_out: tuple[LeftOut, ...] = Field(default=(), description="Records of the data that were not used, by kind.")
     planned_disk_bytes: int
     used_disk_bytes: int
     planned_seconds: float

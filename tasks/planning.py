@@ -29,6 +29,7 @@ def plan(round_: Round, only: Collection[str] = ()) -> Plan:
             for step in made.steps
         ],
         description=f"{made.samples} samples, {made.tokens:,} tokens at {made.bytes_per_token:,} B, "
-        f"{size(made.disk_bytes)} of disk ({size(made.disk_free)} free), about {duration(made.seconds)} to go.",
+        f"{size(made.disk_bytes)} of disk ({size(made.disk_free)} free), about {duration(made.seconds)} to go."
+        + "".join(f"\n\n- {note}" for note in made.notes),
     )
     return made

@@ -61,8 +61,9 @@ class PromptsConfig(Strict):
 
     source: Address = Field(
         default="builtin:train",
-        description="`builtin:train`, `builtin:heldout`, or a path or fsspec URL of JSONL (.gz too) or Parquet "
-        "with `messages`, `turns`, `prompt` or `conversations` (ShareGPT) on each line.",
+        description="`builtin:train`, `builtin:heldout`, or a path or fsspec URL of a file, a folder or a pattern of "
+        "files: JSONL or JSON (.gz, .bz2, .xz, .zst too), Parquet or Arrow, with `messages`, `conversations`, `turns`, "
+        "`prompt`, `instruction` or the like in each record.",
     )
     count: int = Field(default=400, ge=1, description="How many prompts to take.")
     seed: int = Field(default=0, description="Seed of the choice and of the built-in generator.")
@@ -74,6 +75,14 @@ class PromptsConfig(Strict):
         default_factory=dict, description="Arguments for the chat template, e.g. {enable_thinking: false}."
     )
     max_prompt_tokens: int = Field(default=1024, ge=1, description="Longer prompts are left out and counted, tokens.")
+    max_left_out: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="Largest share of records left out because they cannot be used, or that the target's template "
+        "refuses (one is always let pass).",
+        json_schema_extra=KNOB,
+    )
 
 
 class GenerateConfig(Strict):

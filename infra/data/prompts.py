@@ -2,41 +2,61 @@
 
 import hashlib
 import heapq
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from infra.config.round import PromptsConfig
 from infra.data.builtin import builtin
+from infra.data.layouts import Answers, to_prompt
 from infra.data.prompt import Message, Prompt, content_id, next_prompt, prompts_digest
-from infra.data.records import Answers, read_records, to_prompt
+from infra.data.records import read_records
+from infra.data.tally import Tally, Unusable
 from infra.errors import ConfigError
 
 __all__ = ["Message", "Prompt", "content_id", "load_prompts", "next_prompt", "prompts_digest"]
 
 BUILTIN = "builtin:"
+Refusal = Callable[[Prompt], str | None]
+"""Why the target's template refuses a prompt; None if it takes it."""
+_Rank = tuple[int, str, str]
+"""Hash of seed and id, id, and what the prompt says: the order of the choice."""
 
 
-def load_prompts(config: PromptsConfig, answers: Answers = "target") -> list[Prompt]:
+def load_prompts(
+    config: PromptsConfig, answers: Answers = "target", *, refusal: Refusal | None = None, tally: Tally | None = None
+) -> list[Prompt]:
     """The prompts of a round: ``config.count`` of them, chosen and ordered by a hash of seed and id.
 
-    The choice does not depend on the order of the file, and memory is bounded by ``count`` (times the number of
-    strata). A record that comes twice counts once.
+    The choice does not depend on the order of the records, and memory is bounded by ``count`` (times the number of
+    strata). A record that comes twice counts once; of different ones with the same id each is named by its content too.
+    Records that cannot be used are left out and counted, all that the source has; prompts that the template refuses are
+    left out of the choice, and the next ones take their place. Where the source has no more, there are as many prompts
+    fewer than asked for, and that is counted too.
 
     Args:
-        config: source, count, seed, strata, system prompt.
+        config: source, count, seed, strata, system prompt, and how much may be left out.
         answers: ``given`` keeps the conversations' own answers, ``target`` leaves them out.
+        refusal: asked about every prompt that is chosen from a file.
+        tally: where it is counted what is left out.
 
     Raises:
-        ConfigError: the source cannot be read, a record cannot be used (named by file and line), two different records
-            share an id, or there are fewer prompts than asked for.
+        ConfigError: the source cannot be read, too many of its records cannot be used (all kinds are named), or there
+            are fewer prompts than asked for and what was left out is not why.
     """
+    tally = Tally() if tally is None else tally
+    tally.source = config.source
     if config.source.startswith(BUILTIN):
-        chosen = _builtin(config, answers)
-    else:
-        located = ((place, to_prompt(record, place, answers)) for place, record in read_records(config.source))
-        chosen = _choose(located, config)
-    return [_with_system(prompt, config.system) for prompt in chosen]
+        return [_with_system(prompt, config.system) for prompt in _builtin(config, answers)]
+    strata: dict[str, _Smallest] = {}
+    # One is always let pass, so the template may refuse one at least.
+    spare = max(1, int(config.max_left_out * config.count)) if refusal else 0
+    for place, prompt in _usable(config, answers, tally):
+        kept = strata.setdefault(_stratum(prompt, config.stratify), _Smallest(config.count + spare, config.seed))
+        kept.offer(prompt, place)
+    if tally.left_out_count > max(1, config.max_left_out * tally.read):
+        raise _too_many(config, f"{tally.left_out_count:,} of {tally.read:,} records", tally)
+    return _named(sorted(_choose(strata, config, refusal, tally), key=lambda item: item[0]))
 
 
 def _builtin(config: PromptsConfig, answers: Answers) -> list[Prompt]:
@@ -54,38 +74,91 @@ def _builtin(config: PromptsConfig, answers: Answers) -> list[Prompt]:
     return builtin("train" if split == "train" else "heldout", config.count, config.seed)
 
 
-def _choose(located: Iterable[tuple[str, Prompt]], config: PromptsConfig) -> list[Prompt]:
-    strata: dict[str, _Smallest] = {}
-    for place, prompt in located:
-        stratum = _stratum(prompt, config.stratify, place)
-        strata.setdefault(stratum, _Smallest(config.count, config.seed)).offer(prompt, place)
+def _usable(config: PromptsConfig, answers: Answers, tally: Tally) -> Iterator[tuple[str, Prompt]]:
+    for place, record in read_records(config.source, tally):
+        tally.read += 1
+        try:
+            if isinstance(record, Unusable):
+                raise record
+            prompt, without = to_prompt(record, answers)
+            if config.stratify and config.stratify not in prompt.meta:
+                raise Unusable(f"has no field {config.stratify!r} to stratify by")
+        except Unusable as why:
+            tally.leave_out(why, place)
+            continue
+        for what in without:
+            tally.use_without(what, place)
+        yield place, prompt
+
+
+def _choose(
+    strata: dict[str, "_Smallest"], config: PromptsConfig, refusal: Refusal | None, tally: Tally
+) -> list[tuple[_Rank, Prompt]]:
+    """The prompts with the smallest ranks that the template takes, of each stratum its share."""
     shares = _shares(config.count, sorted(strata))
-    chosen: list[tuple[int, str, Prompt]] = []
-    for name, kept in strata.items():
-        of = f" with {config.stratify} = {name!r}" if config.stratify else ""
-        if len(kept) < shares[name]:
-            raise ConfigError(
-                f"{config.source} has {len(kept)} different prompts{of}, fewer than the {shares[name]} asked for",
-                fix="lower prompts.count or bring more prompts",
-            )
-        chosen += kept.first(shares[name])
+    chosen: dict[tuple[str, str], tuple[_Rank, Prompt]] = {}
+    refused = Tally(config.source)
+    missing = 0
+    for name, share in shares.items():
+        taken = 0
+        for rank, place, prompt in strata[name].ordered():
+            if taken == share:
+                break
+            if rank[1:] in chosen:
+                continue
+            asked = _with_system(prompt, config.system)
+            reason = refusal(asked) if refusal else None
+            if reason is None:
+                chosen[rank[1:]] = rank, asked
+                taken += 1
+                continue
+            why = Unusable("is refused by the target's template", reason)
+            refused.leave_out(why, place)
+            tally.leave_out(why, place)
+            if refused.left_out_count > max(1, config.max_left_out * config.count):
+                tried = len(chosen) + refused.left_out_count
+                raise _too_many(config, f"{refused.left_out_count:,} of the first {tried:,} prompts", tally)
+        missing += share - taken
+        if missing > tally.left_out_count:
+            of = f" with {config.stratify} = {name!r}" if config.stratify else ""
+            raise _too_few(config, taken, of, share, tally)
     if not chosen:
-        raise ConfigError(f"{config.source} has 0 prompts, fewer than the {config.count} asked for")
-    chosen.sort(key=lambda item: item[:2])
-    for (_, one, first), (_, other, second) in pairwise(chosen):
-        if one == other:
-            raise _conflict(config.source, first, second)
-    return [prompt for _, _, prompt in chosen]
+        raise _too_few(config, 0, "", config.count, tally)
+    if missing:
+        used = f"{len(chosen):,} prompts are used where {config.count:,} were asked for"
+        tally.notes.append(f"{used}: records are left out")
+    return list(chosen.values())
 
 
-def _stratum(prompt: Prompt, field: str, place: str) -> str:
-    if not field:
-        return ""
-    if field not in prompt.meta:
-        raise ConfigError(
-            f"{place} has no field {field!r} to stratify by", expected="it in every record, as prompts.stratify says"
-        )
-    return str(prompt.meta[field])
+def _too_many(config: PromptsConfig, what: str, tally: Tally) -> ConfigError:
+    return ConfigError(
+        f"{what} of {config.source} cannot be used: {tally.left_out_text()}",
+        expected=f"at most {config.max_left_out:.1%} (one is always let pass)",
+        fix="correct the data or generate.answers, prompts.system and prompts.template_args, or raise "
+        "prompts.max_left_out if this is meant",
+    )
+
+
+def _too_few(config: PromptsConfig, found: int, of: str, wanted: int, tally: Tally) -> ConfigError:
+    left_out = f"; left out: {tally.left_out_text()}" if tally.left_out else ""
+    different = "different " if found else ""
+    return ConfigError(
+        f"{config.source} has {found} {different}prompts{of}, fewer than the {wanted} asked for{left_out}",
+        fix="lower prompts.count or bring more prompts",
+    )
+
+
+def _named(chosen: list[tuple[_Rank, Prompt]]) -> list[Prompt]:
+    """The prompts with ids that tell them apart: shards of one data set often count anew."""
+    times = Counter(prompt.id for _, prompt in chosen)
+    return [
+        prompt if times[prompt.id] == 1 else replace(prompt, id=f"{prompt.id}-{content}")
+        for (_, _, content), prompt in chosen
+    ]
+
+
+def _stratum(prompt: Prompt, field: str) -> str:
+    return str(prompt.meta[field]) if field else ""
 
 
 def _shares(count: int, names: list[str]) -> dict[str, int]:
@@ -95,49 +168,49 @@ def _shares(count: int, names: list[str]) -> dict[str, int]:
 
 
 class _Smallest:
-    """The ``limit`` prompts with the smallest hash of seed and id, of however many are offered."""
+    """The ``limit`` prompts with the smallest ranks, of however many are offered."""
 
     def __init__(self, limit: int, seed: int) -> None:
         self._limit, self._seed = limit, seed
-        self._heap: list[tuple[int, str]] = []
-        self._prompts: dict[str, Prompt] = {}
-
-    def __len__(self) -> int:
-        return len(self._prompts)
+        self._heap: list[_Descending] = []
+        self._kept: dict[_Rank, tuple[str, Prompt]] = {}
 
     def offer(self, prompt: Prompt, place: str) -> None:
-        known = self._prompts.get(prompt.id)
-        if known is not None:
-            if (known.messages, known.turns) != (prompt.messages, prompt.turns):
-                raise _conflict(place, known, prompt)
+        """Keep a prompt if it is among the first; the same one again changes nothing."""
+        place_in_order = _hash(self._seed, prompt.id)
+        if len(self._heap) == self._limit and place_in_order > self._heap[0].rank[0]:
             return
-        # Negative, because the heap gives up its smallest entry and ours must give up its largest.
-        entry = (-_rank(self._seed, prompt.id), prompt.id)
-        self._prompts[prompt.id] = prompt
+        rank = (place_in_order, prompt.id, content_id(prompt.messages, prompt.turns))
+        if rank in self._kept:
+            return
+        entry = _Descending(rank)
         if len(self._heap) < self._limit:
             heapq.heappush(self._heap, entry)
         else:
-            _, dropped = heapq.heappushpop(self._heap, entry)
-            del self._prompts[dropped]
+            dropped = heapq.heappushpop(self._heap, entry)
+            if dropped is entry:
+                return
+            del self._kept[dropped.rank]
+        self._kept[rank] = place, prompt
 
-    def first(self, count: int) -> Iterator[tuple[int, str, Prompt]]:
-        for negative, name in sorted(self._heap, key=lambda item: (-item[0], item[1]))[:count]:
-            yield -negative, name, self._prompts[name]
+    def ordered(self) -> Iterator[tuple[_Rank, str, Prompt]]:
+        """What is kept, the smallest rank first."""
+        for rank in sorted(self._kept):
+            yield rank, *self._kept[rank]
 
 
-def _rank(seed: int, name: str) -> int:
+@dataclass(frozen=True)
+class _Descending:
+    """A rank in a heap that gives up its largest."""
+
+    rank: _Rank
+
+    def __lt__(self, other: "_Descending") -> bool:
+        return self.rank > other.rank
+
+
+def _hash(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}\0{name}".encode()).digest()[:16], "big")
-
-
-def _conflict(place: str, one: Prompt, other: Prompt) -> ConfigError:
-    def shown(prompt: Prompt) -> str:
-        return prompt.messages[-1]["content"][:60]
-
-    return ConfigError(
-        f"{place}: the id {one.id!r} stands for two different prompts ({shown(one)!r} and {shown(other)!r})",
-        expected="one content for each id",
-        fix="give one of them another id",
-    )
 
 
 def _with_system(prompt: Prompt, system: str) -> Prompt:

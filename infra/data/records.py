@@ -1,47 +1,63 @@
-"""Records of prompt files: reading them one by one, and turning each layout into a Prompt."""
+"""Records of prompt files, read one by one.
 
+Text is read with the standard library: pyarrow's and `datasets`' readers of JSON want one type for each field in the
+whole file, and forget the lines. Parquet and Arrow are read by pyarrow.
+"""
+
+import bz2
+import codecs
+import gzip
+import io
 import json
-from collections.abc import Iterator, Mapping
-from itertools import pairwise
-from typing import Any, Literal
+import lzma
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import count
+from typing import Any
 
-import fsspec
+import pyarrow
+import pyarrow.ipc
 import pyarrow.parquet
 
-from infra.data.prompt import Message, Prompt, content_id
+from infra.data.parts import Part, find_parts
+from infra.data.tally import Tally, Unusable
 from infra.errors import ConfigError
 
-Answers = Literal["target", "given"]
-LAYOUTS = ("messages", "conversations", "turns", "prompt", "instruction")
-SHAREGPT = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
-JSONL = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 BATCH_ROWS = 1024
+HEAD_BYTES = 1 << 16
+CHUNK_CHARACTERS = 1 << 20
+RECORD_CHARACTERS = 64 << 20
+"""A record in a JSON list that is longer than this is taken for damage."""
+NOT_JSON = "is not JSON"
 
 
-def read_records(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The records of a JSONL (.gz too) or Parquet file, each with its place (``file:line``); never all in memory.
+def read_records(source: str, tally: Tally | None = None) -> Iterator[tuple[str, Any]]:
+    """The records of a source, each with its place (``file:line``, or ``file:row`` in Parquet); never all in memory.
+
+    A line that is not JSON comes as an :class:`Unusable`. What a file holds is told by its first bytes: lines, one list
+    of records, values over several lines, compressed or not.
 
     Args:
-        source: a path or an fsspec URL.
+        source: a path or an fsspec URL of a file, a folder or a pattern of files.
+        tally: told which files of a folder are not read.
 
     Raises:
-        ConfigError: the file is missing, of another kind, damaged, or a line is not a JSON object.
+        ConfigError: a file is missing, of another kind, damaged, or cut.
     """
-    if source.endswith(JSONL):
-        lines = _jsonl(source)
-    elif source.endswith(".parquet"):
-        lines = _parquet(source)
-    else:
-        raise ConfigError(
-            f"prompts.source {source!r} has no known ending", expected=f"one of {(*JSONL, '.parquet')} or builtin:train"
-        )
     place = source
     try:
-        for place, record in lines:
-            yield place, record
+        parts, unread = find_parts(source)
+        if tally is not None and unread:
+            more = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
+            tally.notes.append(f"not read in {source}, as their names tell no records: {', '.join(unread[:3])}{more}")
+        for part in parts:
+            place = part.name
+            for place, record in _read(part):
+                yield place, record
     except FileNotFoundError as error:
+        unreachable = f", or cannot be reached: {error.__cause__}" if error.__cause__ else ""
         raise ConfigError(
-            f"prompts.source {source!r} does not exist", fix="correct the path in the round file"
+            f"prompts.source {place!r} does not exist{unreachable}", fix="correct the path in the round file"
         ) from error
     except ConfigError:
         raise
@@ -51,126 +67,175 @@ def read_records(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
         ) from error
 
 
-def to_prompt(record: Mapping[str, Any], place: str, answers: Answers) -> Prompt:
-    """The prompt in a record.
+def _read(part: Part) -> Iterator[tuple[str, Any]]:
+    with ExitStack() as stack:
+        raw = stack.enter_context(part.fs.open(part.path, "rb"))
+        if part.ending.endswith((".parquet", ".arrow")):
+            yield from _rows(part, raw)
+        else:
+            plain = stack.enter_context(io.BufferedReader(raw, HEAD_BYTES))
+            yield from _json(part.name, stack.enter_context(_decompressed(plain)))
 
-    With ``answers="target"`` the record's own answers are left out and its later user turns become ``turns``; with
-    ``"given"`` the conversation stays whole.
 
-    Raises:
-        ConfigError: unknown layout, unknown role, roles out of order, empty content, or no answer where one must be
-            given.
-    """
-    layout = next((name for name in LAYOUTS if record.get(name) is not None), None)
-    if layout is None:
-        raise ConfigError(f"{place} has none of the fields {LAYOUTS}", expected="one of them in every record")
-    messages = _messages(layout, record, place)
-    _check(messages, place)
-    if answers == "given":
-        if messages[-1]["role"] != "assistant":
-            raise ConfigError(
-                f"{place} does not end with an answer", expected="whole conversations, as generate.answers is `given`"
-            )
-        opening, turns = messages, []
+def _rows(part: Part, raw: Any) -> Iterator[tuple[str, Any]]:
+    number = count(1)
+    for batch in _batches(part, raw):
+        # No prompt is made of dates, and Python cannot hold all that a file can.
+        columns = [place for place, field in enumerate(batch.schema) if not pyarrow.types.is_temporal(field.type)]
+        for record in batch.select(columns).to_pylist(maps_as_pydicts="lossy"):
+            yield f"{part.name}:{next(number)}", record
+
+
+def _batches(part: Part, raw: Any) -> Iterator[Any]:
+    if part.ending.endswith(".parquet"):
+        with pyarrow.parquet.ParquetFile(raw) as table:
+            yield from table.iter_batches(batch_size=BATCH_ROWS)
+        return
+    is_file = raw.read(6) == b"ARROW1"
+    raw.seek(0)
+    if is_file:
+        reader = pyarrow.ipc.open_file(raw)
+        yield from (reader.get_batch(index) for index in range(reader.num_record_batches))
     else:
-        users = [index for index, message in enumerate(messages) if message["role"] == "user"]
-        opening, turns = messages[: users[0] + 1], [messages[index]["content"] for index in users[1:]]
-    own = record.get("id")
-    if own is not None and (isinstance(own, bool) or not isinstance(own, str | int) or str(own).strip() == ""):
-        raise ConfigError(f"{place} has the id {own!r}", expected="a non-empty string, a whole number or no id")
-    _check_unicode(str(own), place)
-    meta = {
-        name: value
-        for name, value in record.items()
-        if name not in (*LAYOUTS, "id") and isinstance(value, str | int | float | bool)
-    }
-    return Prompt(id=content_id(opening, turns) if own is None else str(own), messages=opening, turns=turns, meta=meta)
+        yield from pyarrow.ipc.open_stream(raw)
 
 
-def _jsonl(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    with fsspec.open(source, "rb", compression="infer") as stream:
-        for number, line in enumerate(stream, start=1):
-            if not line.strip():
-                continue
-            place = f"{source}:{number}"
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ConfigError(f"{place} is not JSON: {error}", fix="correct or remove the line") from error
-            if not isinstance(record, dict):
-                raise ConfigError(f"{place} holds a {type(record).__name__}", expected="a JSON object on every line")
+def _decompressed(plain: Any) -> Any:
+    """A buffered reader of a file, whatever it is compressed with; all of them refuse a stream that is cut."""
+    head = plain.peek(8)
+    if head.startswith(b"\x1f\x8b"):
+        return gzip.GzipFile(fileobj=plain)
+    if head.startswith(b"BZh"):
+        return bz2.BZ2File(plain)
+    if head.startswith(b"\xfd7zXZ\0"):
+        return lzma.LZMAFile(plain)
+    if head.startswith(b"\x28\xb5\x2f\xfd"):
+        zstd: Any = pyarrow.CompressedInputStream(pyarrow.PythonFile(plain, mode="r"), "zstd")
+        return io.BufferedReader(zstd)
+    return plain
+
+
+def _json(name: str, stream: Any) -> Iterator[tuple[str, Any]]:
+    head = stream.peek(HEAD_BYTES)
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(f"{name} is UTF-16", expected="UTF-8", fix="write the file again as UTF-8")
+    if head.startswith(b"version https://git-lfs"):
+        raise ConfigError(f"{name} is a pointer of Git LFS, not the file itself", fix="run `git lfs pull` there")
+    if head.startswith(codecs.BOM_UTF8):
+        stream.read(len(codecs.BOM_UTF8))
+        head = head[len(codecs.BOM_UTF8) :]
+    return _values(name, stream) if _spans_lines(head) else _lines(name, stream)
+
+
+def _spans_lines(head: bytes) -> bool:
+    """Whether a file is one list of records, or has records of several lines; not one record a line."""
+    first, newline, rest = head.lstrip().partition(b"\n")
+    if first.rstrip() == b"{":
+        return True
+    if not first.startswith(b"["):
+        return False
+    try:
+        json.loads(first)
+    except (ValueError, RecursionError):
+        return True
+    return not (newline and rest.strip())
+
+
+def _lines(name: str, stream: Any) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(stream, start=1):
+        if not line.strip():
+            continue
+        place = f"{name}:{number}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if not line.endswith(b"\n"):
+                raise ConfigError(
+                    f"{place} {NOT_JSON} ({_fault(error)}), and the file ends there without a newline, "
+                    "as a cut one does",
+                    expected="a whole file",
+                    fix="fetch or write the file again, or remove the line",
+                ) from error
+            yield place, Unusable(NOT_JSON, _fault(error))
+        else:
             yield place, record
 
 
-def _parquet(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    number = 0
-    with fsspec.open(source, "rb") as stream, pyarrow.parquet.ParquetFile(stream) as table:
-        for batch in table.iter_batches(batch_size=BATCH_ROWS):
-            for record in batch.to_pylist():
-                number += 1
-                yield f"{source}:{number}", record
+def _fault(error: Exception) -> str:
+    """What is wrong, without the line and column that the parser counts within its own piece of text."""
+    return error.msg.lower() if isinstance(error, json.JSONDecodeError) else str(error)
 
 
-def _messages(layout: str, record: Mapping[str, Any], place: str) -> list[Message]:
-    value = record[layout]
-    if layout in ("prompt", "instruction"):
-        text = _text(value, place)
-        extra = record.get("input") if layout == "instruction" else None
-        return [{"role": "user", "content": f"{text}\n\n{_text(extra, place)}" if extra else text}]
-    if not isinstance(value, list) or not value:
-        raise ConfigError(f"{place} has {layout} = {value!r:.60}", expected="a non-empty list")
-    if layout == "turns":
-        return [{"role": "user", "content": _text(turn, place)} for turn in value]
-    return [_message(item, layout, place) for item in value]
+def _values(name: str, stream: Any) -> Iterator[tuple[str, Any]]:
+    """The elements of one JSON list, or JSON values one after the other; one of them in memory at a time."""
+    with io.TextIOWrapper(stream, encoding="utf-8") as characters:
+        text = _Window(name, characters)
+        in_list = text.next() == "["
+        if in_list:
+            text.skip()
+        for number in count(1):
+            character = text.next()
+            if character == "" and not in_list:
+                return
+            if character == "]" and in_list:
+                break
+            place = f"{name}:{text.line} (record {number})"
+            yield place, text.value()
+            if text.next() == "," and in_list:
+                text.skip()
+        text.skip()
+        if text.next():
+            raise ConfigError(f"{name}:{text.line} goes on after its list ends", expected="one list of records")
 
 
-def _message(item: Any, layout: str, place: str) -> Message:
-    if not isinstance(item, dict):
-        raise ConfigError(
-            f"{place} has a message that is a {type(item).__name__}", expected="an object with role and content"
-        )
-    if layout == "conversations":
-        role = SHAREGPT.get(str(item.get("from")))
-        if role is None:
-            raise ConfigError(f"{place} has a message from {item.get('from')!r}", expected=f"one of {sorted(SHAREGPT)}")
-        return {"role": role, "content": _text(item.get("value"), place)}
-    if item.get("role") not in ("system", "user", "assistant"):
-        raise ConfigError(f"{place} has the role {item.get('role')!r}", expected="system, user or assistant")
-    more = sorted(name for name in ("tool_calls", "reasoning_content") if item.get(name))
-    if more:
-        raise ConfigError(f"{place} has messages with {more}", expected="answers that are plain text in `content`")
-    return {"role": item["role"], "content": _text(item.get("content"), place)}
+class _Window:
+    """What is at hand of a text that is read from front to back."""
 
+    def __init__(self, name: str, stream: io.TextIOWrapper) -> None:
+        self._name, self._stream = name, stream
+        self._text, self._at = "", 0
+        self._decoder = json.JSONDecoder()
+        self.line = 1
 
-def _text(value: Any, place: str) -> str:
-    if isinstance(value, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in value):
-        value = "".join(str(part.get("text", "")) for part in value)
-    if not isinstance(value, str):
-        raise ConfigError(f"{place} has content that is a {type(value).__name__}", expected="text")
-    if not value.strip():
-        raise ConfigError(f"{place} has empty content", expected="text in every message")
-    _check_unicode(value, place)
-    return value
+    def next(self) -> str:
+        """The next character that is no white space; empty at the end."""
+        while True:
+            while self._at < len(self._text):
+                if not self._text[self._at].isspace():
+                    return self._text[self._at]
+                self.skip()
+            if not self._more(CHUNK_CHARACTERS):
+                return ""
 
+    def skip(self) -> None:
+        """Go past one character."""
+        self.line += self._text[self._at] == "\n"
+        self._at += 1
 
-def _check_unicode(text: str, place: str) -> None:
-    """JSON can spell half a surrogate pair, which is no character: neither tokenizers nor stores take it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"{place} has text that is not Unicode: {text[error.start]!r} at character {error.start}",
-            expected="whole characters (an emoji is two \\u escapes, one after the other)",
-            fix="correct or remove the record",
-        ) from error
+    def value(self) -> Any:
+        """The JSON value that begins here.
 
+        Raises:
+            ConfigError: there is none, or it does not end.
+        """
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+                if end < len(self._text) or not self._more(CHUNK_CHARACTERS):
+                    self.line += self._text.count("\n", self._at, end)
+                    self._at = end
+                    return value
+            except (ValueError, RecursionError) as error:
+                known = len(self._text) - self._at
+                end = error.pos if isinstance(error, json.JSONDecodeError) else self._at
+                line = self.line + self._text.count("\n", self._at, end)
+                if isinstance(error, RecursionError) or known > RECORD_CHARACTERS or not self._more(known):
+                    raise ConfigError(
+                        f"{self._name}:{line} {NOT_JSON}: {_fault(error)}", fix="correct the file, or fetch it again"
+                    ) from error
 
-def _check(messages: list[Message], place: str) -> None:
-    """Roles: one system message at most, at the front; then the user; never two answers in a row."""
-    roles = [message["role"] for message in messages]
-    spoken = roles[1:] if roles[0] == "system" else roles
-    answers_in_a_row = any(pair == ("assistant", "assistant") for pair in pairwise(spoken))
-    if not spoken or spoken[0] != "user" or "system" in spoken or answers_in_a_row:
-        raise ConfigError(
-            f"{place} has the roles {roles}", expected="an optional system message, then user and assistant in turn"
-        )
+    def _more(self, characters: int) -> bool:
+        """Read on; what is behind is forgotten. False at the end of the file."""
+        read = self._stream.read(max(characters, CHUNK_CHARACTERS))
+        self._text, self._at = self._text[self._at :] + read, 0
+        return bool(read)

@@ -67,6 +67,8 @@ def report(result: Report, figures: Mapping[str, str]) -> str:
         table(steps_table(result)),
         "## Counts",
         _counts(result),
+        "## Records left out" if result.left_out else "",
+        table(left_out_table(result)),
         "## Plan and use",
         table(plan_table(result)),
         "## Provenance",
@@ -130,6 +132,19 @@ def steps_table(result: Report) -> Rows:
             "detail": step.detail,
         }
         for step in result.steps
+    ]
+
+
+def left_out_table(result: Report) -> Rows:
+    """One row a kind of record that was not used, or not with all that it carries; examples say where they lie."""
+    return [
+        {
+            "prompts": item.prompts,
+            "records": f"{item.count:,} of {item.read:,}",
+            "why": f"used without {item.kind}" if item.used else f"left out: {item.kind}",
+            "examples": ", ".join(item.examples),
+        }
+        for item in result.left_out
     ]
 
 

@@ -4,15 +4,17 @@ import importlib.metadata
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
-from infra.config.round import EngineConfig, RoundConfig
+from infra.config.round import EngineConfig, PromptsConfig, RoundConfig
 from infra.config.settings import Settings
-from infra.data.prompts import Prompt, load_prompts, prompts_digest
+from infra.data.prompts import BUILTIN, Prompt, Refusal, load_prompts, next_prompt, prompts_digest
+from infra.data.tally import Tally
 from infra.data.template import Chat
 from infra.disk.guard import DiskGuard
 from infra.engines.registry import engine_version
 from infra.environments.building import environment_python
-from infra.errors import EnvironmentBuildError
+from infra.errors import ConfigError, EnvironmentBuildError, MissingTarget
 from infra.machine.round_lock import round_lock
 from infra.round.keys import Inputs, StepKeys, step_keys
 from infra.store.objects import ObjectStore
@@ -33,6 +35,7 @@ class Round:
         self.config = config
         self.settings = settings
         self._samples_key = samples_key
+        self._choices: dict[tuple[str, bool], tuple[list[Prompt], Tally]] = {}
         self.devices: tuple[str, ...] = ()
         """GPUs for this round's processes, as CUDA_VISIBLE_DEVICES names them; empty: whatever they see."""
 
@@ -46,15 +49,52 @@ class Round:
         """The target's tokenizer and chat template."""
         return Chat(self.target)
 
-    @cached_property
+    @property
     def prompts(self) -> list[Prompt]:
         """Training prompts."""
-        return load_prompts(self.config.prompts, self.config.generate.answers)
+        return self._chosen("prompts")[0]
 
-    @cached_property
+    @property
     def evaluation_prompts(self) -> list[Prompt]:
         """Evaluation prompts."""
-        return load_prompts(self.config.evaluate.prompts)
+        return self._chosen("evaluate.prompts")[0]
+
+    @property
+    def left_out(self) -> dict[str, Tally]:
+        """What was left out of ``prompts`` and of ``evaluate.prompts``."""
+        return {name: self._chosen(name)[1] for name in ("prompts", "evaluate.prompts")}
+
+    def _chosen(self, name: Literal["prompts", "evaluate.prompts"]) -> tuple[list[Prompt], Tally]:
+        """Prompts and what was left out; chosen anew when the target has come, as its template may refuse some."""
+        if name == "prompts":
+            config, answers = self.config.prompts, self.config.generate.answers
+        else:
+            config, answers = self.config.evaluate.prompts, "target"
+        refusal = self._refusal(config, given=answers == "given", later_turns=name == "prompts")
+        key = (name, refusal is not None)
+        if key not in self._choices:
+            tally = Tally()
+            self._choices[key] = load_prompts(config, answers, refusal=refusal, tally=tally), tally
+        return self._choices[key]
+
+    def _refusal(self, config: PromptsConfig, *, given: bool, later_turns: bool) -> Refusal | None:
+        """Why the template refuses what is used of a prompt; None for built-in prompts and while there is no target."""
+        if config.source.startswith(BUILTIN):
+            return None
+        try:
+            chat = self.chat
+        except MissingTarget:
+            return None
+
+        def refusal(prompt: Prompt) -> str | None:
+            messages = next_prompt(prompt, ["."] * len(prompt.turns)) if later_turns else prompt.messages
+            try:
+                chat.text(messages, config.template_args, add_generation_prompt=not given)
+            except ConfigError as error:
+                return str(error.__cause__ or error.what)
+            return None
+
+        return refusal
 
     @cached_property
     def store(self) -> ObjectStore:

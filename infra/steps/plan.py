@@ -96,6 +96,7 @@ def make_plan(round_: Round, only: Collection[str] = ()) -> Plan:
     rates = learnt or reference_rates(round_.serving.device, _work(config, shape, sample_tokens))
     if learnt is None:
         notes.append(f"times are {rates.origin}; after one round they are this machine's own")
+    notes += [f"{name}: {text}" for name, tally in round_.left_out.items() for text in tally.sentences()]
     tokens = prompt_tokens + answer_tokens
     token_bytes = state_bytes_per_token(config.extract.taps, shape.hidden_size)
     keys, done = _keys(round_, notes)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from infra.errors import StoreError
-from infra.results import REPORT, Evaluation, OtherRound, Report, Training
+from infra.results import REPORT, Evaluation, LeftOut, OtherRound, Report, Training
 from infra.round import stored
 from infra.round.context import Round
 from infra.round.layouts import layouts
@@ -48,11 +48,22 @@ def build_report(round_: Round, plan: Plan, training: Training, evaluation: Eval
         parity=stored.parity(round_),
         layouts=layouts(round_, published),
         others=other_rounds(round_),
+        left_out=left_out(round_),
         planned_disk_bytes=plan.disk_bytes,
         used_disk_bytes=ledger.peak_bytes,
         planned_seconds=plan.seconds,
         used_seconds=sum(item.seconds for item in ledger.times),
-        notes=tuple(ledger.notes),
+        notes=(*ledger.notes, *(note for tally in round_.left_out.values() for note in tally.notes)),
+    )
+
+
+def left_out(round_: Round) -> tuple[LeftOut, ...]:
+    """Records that were not used, or not with all that they carry, by source and kind."""
+    return tuple(
+        LeftOut(prompts=name, kind=kind, used=used, count=found.count, read=tally.read, examples=tuple(found.examples))
+        for name, tally in round_.left_out.items()
+        for used, kinds in ((False, tally.left_out), (True, tally.without))
+        for kind, found in kinds.items()
     )
 
 
