@@ -40,7 +40,7 @@ def eagle3(config: RoundConfig, overrides: dict[str, Any] = {}) -> None:  # noqa
     settings = Settings()
     use_store_credentials(settings)
     round_ = Round(merged, settings)
-    with round_lock(round_):
+    with tasks.ends_with_its_run(), round_lock(round_):
         run_round(round_)
 
 

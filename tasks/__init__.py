@@ -11,6 +11,7 @@ from tasks.parity import fit_for_parity, parity, parity_is_due, parity_side, par
 from tasks.planning import plan
 from tasks.preflight import preflight
 from tasks.prepare import prepare, samples_are_whole
+from tasks.presence import ends_with_its_run
 from tasks.publish import publish
 from tasks.reporting import assemble, finished_report, report
 from tasks.serve import begin_loading
@@ -22,6 +23,7 @@ __all__ = [
     "cleanup_after_publishing",
     "cleanup_before_training",
     "convention",
+    "ends_with_its_run",
     "engine_may_load",
     "evaluate",
     "extract",
