@@ -23,14 +23,18 @@ def connect(api: str) -> "Iterator[SyncPrefectClient]":
     Raises:
         ProcessFailed: the server does not answer.
     """
+    import ssl
+
     import httpx
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_KEY, PREFECT_API_URL, temporary_settings
 
+    # Plain HTTP to the loopback address: no proxies from the environment, no certificates to load.
+    alone = {"trust_env": False, "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
     try:
         with (
             temporary_settings({PREFECT_API_URL: api}, restore_defaults={PREFECT_API_KEY, PREFECT_API_AUTH_STRING}),
-            get_client(sync_client=True) as client,
+            get_client(httpx_settings=alone, sync_client=True) as client,
         ):
             yield client
     except httpx.TransportError as error:

@@ -15,6 +15,10 @@ PREFECT_YAML = CODE / "deployments" / "prefect.yaml"
 PARITY_ROUND = CODE / "deployments" / "rounds" / "smoke-sglang.yaml"
 """Describes both engines; its target, taps and prompts are what `parity/engines` compares on unless told otherwise."""
 PULL: list[dict[str, Any]] = [{"prefect.deployments.steps.set_working_directory": {"directory": "{{ $EAGLE3_ROOT }}"}}]
+TAG = "eagle3"
+"""On every deployment, and so on its runs: the automation that ends silent runs looks at no others."""
+JOB_VARIABLES: dict[str, Any] = {"env": {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}}
+"""That automation counts on a heartbeat every 30 s (Prefect's least), whoever's worker runs the flow."""
 HEADER = """\
 # Rendered from deployments/rounds/*.yaml by `eagle3 deploy --render`; change those, not this.
 # From the root of the checkout, with a server that has the work pool `eagle3` and, for rounds on GPUs, their slot
@@ -47,7 +51,9 @@ class Entry:
     @property
     def version(self) -> str:
         """12 hex digits that change with what the deployment runs."""
-        return key12(entrypoint=self.entrypoint, parameters=self.parameters)
+        return key12(
+            entrypoint=self.entrypoint, parameters=self.parameters, tags=self.tags, job_variables=JOB_VARIABLES
+        )
 
 
 def round_entry(file: Path) -> Entry:
@@ -68,7 +74,7 @@ def round_entry(file: Path) -> Entry:
         name=config.name,
         description=config.description,
         parameters={"config": config.model_dump(mode="json"), "overrides": {}},
-        tags=("eagle3", f"target:{config.target.name}"),
+        tags=(TAG, f"target:{config.target.name}"),
     )
 
 
@@ -89,14 +95,14 @@ def catalogue(root: Path | None = None) -> list[Entry]:
                 "samples": 8,
                 "overrides": {},
             },
-            tags=("eagle3", "parity"),
+            tags=(TAG, "parity"),
         ),
         Entry(
             flow="reextract",
             name="nightly",
             description="Re-extracts hidden states that no longer match their target, engine, template or taps.",
             parameters={},
-            tags=("eagle3", "nightly"),
+            tags=(TAG, "nightly"),
             cron="0 3 * * *",
         ),
         Entry(
@@ -104,7 +110,7 @@ def catalogue(root: Path | None = None) -> list[Entry]:
             name="nightly",
             description="Deletes what dead runs left and what the retention policy of each round allows.",
             parameters={"dry_run": False},
-            tags=("eagle3", "nightly"),
+            tags=(TAG, "nightly"),
             cron="0 5 * * *",
         ),
     ]
@@ -124,7 +130,7 @@ def _block(entry: Entry) -> dict[str, Any]:
         "tags": list(entry.tags),
         "entrypoint": entry.entrypoint,
         "parameters": entry.parameters,
-        "work_pool": {"name": POOL},
+        "work_pool": {"name": POOL, "job_variables": JOB_VARIABLES},
         "concurrency_limit": {"limit": 1, "collision_strategy": "ENQUEUE"},
     }
     if entry.cron:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from deployments.catalogue import PULL, Entry
+from deployments.catalogue import JOB_VARIABLES, PULL, Entry
 from deployments.environment import POOL
 from infra.errors import ConfigError
 
@@ -64,6 +64,7 @@ def deploy(client: "SyncPrefectClient", entries: Sequence[Entry], schemas: dict[
             enforce_parameter_schema=True,
             pull_steps=PULL,
             work_pool_name=POOL,
+            job_variables=JOB_VARIABLES,
             concurrency_limit=1,
             concurrency_options=ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.ENQUEUE),
             schedules=_schedules(client, entry),

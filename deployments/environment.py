@@ -17,13 +17,6 @@ def checkout() -> Path:
     return Path(os.environ.get("EAGLE3_ROOT") or CODE).resolve()
 
 
-def reach_loopback() -> None:
-    """Let no proxy of the environment come between the Prefect server and this process or what it starts."""
-    names = ("NO_PROXY", "no_proxy")
-    hosts = [host.strip() for name in names for host in os.environ.get(name, "").split(",") if host.strip()]
-    os.environ.update(dict.fromkeys(names, ",".join(dict.fromkeys([*hosts, HOST]))))
-
-
 def api_url(port: int) -> str:
     """Address of the API of the Prefect server on ``port``."""
     return f"http://{HOST}:{port}/api"
@@ -58,8 +51,6 @@ def worker_environment(settings: Settings, api: str) -> dict[str, str]:
         # Cancelling comes over a websocket; this is how long it takes when that is down.
         "PREFECT_WORKER_CANCELLATION_POLL_SECONDS": "5",
         "PREFECT_WORKER_ENABLE_CANCELLATION": "true",
-        # The automation that ends silent runs counts on it; 30 is Prefect's least.
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         "PREFECT_RUNNER_AUTO_INSTALL_DEPENDENCIES": "false",
     }
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SERVER_WORDS = ("-m", "prefect", "server", "start")
 WORKER_WORDS = ("-m", "prefect", "worker", "start")
 START_SECONDS = 300.0
+SAY_SECONDS = 10.0
+"""Pause between two lines about one wait."""
 # Rounds of different names may run at once; those that need the GPU wait for its slot.
 WORKER_LIMIT = 4
 
@@ -70,7 +72,7 @@ def bring_up(
         say("reading the flows ...")
         schemas = parameter_schemas(entries, root)
         if started:
-            _wait(lambda: healthy(api), server, log, "the Prefect server")
+            _wait(lambda: healthy(api), server, log, "the Prefect server", say)
             say(f"server answers at {api} (pid {server.pid}, {time.monotonic() - begin:.1f} s)")
         with connect(api) as client:
             ensure_pool(client)
@@ -84,7 +86,7 @@ def bring_up(
                 worker = launch("Prefect worker", _worker_command(), worker_environment(settings, api), log)
                 started.append(worker)
                 deploy(client, entries, schemas)
-                _wait(lambda: _polls(client, since), worker, log, "the worker")
+                _wait(lambda: _polls(client, since), worker, log, "the worker", say)
                 say(f"worker polls pool {POOL} (pid {worker.pid}, {time.monotonic() - begin:.1f} s)")
         say(f"{len(entries)} deployments: {', '.join(entry.full_name for entry in entries)}")
     except BaseException:
@@ -137,9 +139,13 @@ def _worker_command() -> list[str]:
     return [*command, "--name", WORKER, "--limit", str(WORKER_LIMIT), "--install-policy", "never"]
 
 
-def _wait(ready: Callable[[], bool], process: Handle, log: Path, what: str) -> None:
-    deadline = time.monotonic() + START_SECONDS
+def _wait(ready: Callable[[], bool], process: Handle, log: Path, what: str, say: Say) -> None:
+    begin = told = time.monotonic()
+    deadline = begin + START_SECONDS
     while not ready():
+        if time.monotonic() - told >= SAY_SECONDS:
+            told = time.monotonic()
+            say(f"waiting for {what} ({told - begin:.0f} s of at most {START_SECONDS:.0f}); its log: {log}")
         trouble = "" if process.alive else "ended while starting"
         if time.monotonic() > deadline:
             trouble = f"was not ready after {START_SECONDS:.0f} s"

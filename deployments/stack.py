@@ -88,6 +88,7 @@ def down(settings: Settings, say: Say) -> bool:
                     settle(client, say)
         for name, process in (("worker", record.worker), ("server", record.server)):
             if process.alive:
+                say(f"ending the {name} ...")
                 process.stop()
                 say(f"{name} stopped (pid {process.pid})")
         if record.earlier is not None:
@@ -126,6 +127,7 @@ def borrowed(settings: Settings, say: Say) -> Iterator[str]:
     try:
         yield api_url(port)
     finally:
+        say("ending the worker and the server ...")
         worker.stop()
         server.stop()
         forget(settings)

@@ -41,7 +41,7 @@ def eagle3(config: RoundConfig, overrides: dict[str, Any] = {}) -> None:  # noqa
     settings = Settings()
     use_store_credentials(settings)
     round_ = Round(merged, settings)
-    with round_.lock():
+    with tasks.ends_with_its_run(), round_.lock():
         run_round(round_)
 
 

@@ -64,7 +64,7 @@ def parity(
     sides = [(Round(alone(merged, choice.engine, samples), settings), choice.environment)
              for choice in (extracting, serving)]  # fmt: skip
     round_ = sides[0][0]
-    with round_.lock():
+    with tasks.ends_with_its_run(), round_.lock():
         for side, environment in sides:
             tasks.fit_for_parity(side, environment)
         with tasks.gpu_slot(*(side for side, _ in sides)):

@@ -34,13 +34,14 @@ def reextract(rounds: list[str] = []) -> None:  # noqa: B006 (Prefect shows the 
     settings = Settings()
     use_store_credentials(settings)
     failed: dict[str, str] = {}
-    for name in names:
-        try:
-            _look_at(name, settings)
-        except Exception as error:
-            label = Path(name).stem
-            log.error(f"{label}: {error}")
-            failed[label] = error.what if isinstance(error, Eagle3Error) else f"{type(error).__name__}: {error}"
+    with tasks.ends_with_its_run():
+        for name in names:
+            try:
+                _look_at(name, settings)
+            except Exception as error:
+                label = Path(name).stem
+                log.error(f"{label}: {error}")
+                failed[label] = error.what if isinstance(error, Eagle3Error) else f"{type(error).__name__}: {error}"
     if failed:
         raise Eagle3Error(
             "not re-extracted: " + "; ".join(f"{name}: {why}" for name, why in failed.items()),

@@ -11,6 +11,7 @@ from tasks.parity import fit_for_parity, parity, parity_side, parity_verdict
 from tasks.planning import plan
 from tasks.preflight import preflight
 from tasks.prepare import prepare
+from tasks.presence import ends_with_its_run
 from tasks.publish import publish
 from tasks.reporting import report, report_again
 from tasks.train import train
@@ -19,6 +20,7 @@ __all__ = [
     "cleanup_after_publishing",
     "cleanup_before_training",
     "convention",
+    "ends_with_its_run",
     "evaluate",
     "extract",
     "fit_for_parity",

@@ -8,7 +8,10 @@ from prefect.blocks.system import Secret
 from infra.config.settings import Settings
 from infra.errors import ConfigError
 
-ALLOWED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION")
+ALLOWED = (
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION",
+    "AWS_REQUEST_CHECKSUM_CALCULATION", "AWS_RESPONSE_CHECKSUM_VALIDATION",
+)  # fmt: skip
 
 
 def use_store_credentials(settings: Settings) -> None:

@@ -2,7 +2,7 @@
 
 from prefect import get_run_logger, task
 
-from infra.errors import GateError, PreflightError, ProcessFailed
+from infra.errors import GateError, PreflightError, ProcessFailed, StoreError
 from infra.machine.gpus.readings import gpus
 from infra.machine.processes.guarded import reap
 from infra.round.context import Round
@@ -25,8 +25,6 @@ def preflight(round_: Round, planned: Plan) -> list[str]:
     log = get_run_logger()
     settings = round_.settings
     ended = _end_leftovers(round_)
-    if swept := round_.store.sweep_temporaries():
-        ended.append(f"removed {swept} half-written objects of writers that died")
     for line in ended:
         log.warning(line)
     target = round_.config.target
@@ -46,10 +44,13 @@ def preflight(round_: Round, planned: Plan) -> list[str]:
         raise PreflightError(
             f"this machine cannot run round {round_.config.name}: " + "; ".join(found), fix="mend these and start again"
         )
+    swept = _sweep(round_)
+    for line in swept:
+        log.warning(line)
     if planned.makes_draft:
         evaluation_gate(round_)
         write_provenance(round_)
-    return ended
+    return ended + swept
 
 
 def _end_leftovers(round_: Round) -> list[str]:
@@ -61,3 +62,12 @@ def _end_leftovers(round_: Round) -> list[str]:
     except ProcessFailed as error:
         return [str(error)]
     return [f"ended a leftover of an earlier run: {item.record.purpose}" for item in reaped if item.ended]
+
+
+def _sweep(round_: Round) -> list[str]:
+    """Remove what writers left that died; a store that does not list such things stops nobody."""
+    try:
+        swept = round_.store.sweep_temporaries()
+    except StoreError as error:
+        return [f"half-written objects were not looked for: {error.what}"]
+    return [f"removed {swept} half-written objects of writers that died"] if swept else []

@@ -8,14 +8,17 @@ from types import FrameType
 import typer
 
 from deployments.cli import clean, doctor, engines, front, gpu, output, plan, round, stack, status, target
-from deployments.environment import reach_loopback
 from infra.errors import Eagle3Error, ProcessFailed
+from infra.machine.network import check_network, reach_loopback
 
 MACHINE_FAULTS = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENOTDIR, errno.EISDIR,
      errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO}
 )  # fmt: skip
 """What a file or folder of the machine can be to blame for, rather than the code."""
+
+INTERRUPTED = 130
+"""Exit status of a command that was interrupted, as shells have it for Ctrl-C."""
 
 app = typer.Typer(
     help="From a served model to a measured EAGLE-3 draft, as Prefect flows.",
@@ -41,16 +44,24 @@ app.add_typer(engines.app, name="engines", help="The Python environments of flow
 def main() -> int:
     """Run the command line: a foreseeable error is one sentence on stderr and status 1, any other is shown whole.
 
-    With ``--json`` the error is on stdout as well, unless the command's facts are there already.
+    With ``--json`` the error is on stdout as well, unless the command's facts are there already. A command that is
+    interrupted (Ctrl-C, TERM, HUP) cleans up, says so in one line and ends with status 130.
     """
     output.facts_printed = False
-    reach_loopback()
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
     try:
+        _look_at_network(sys.argv[1:])
         app(prog_name="eagle3")
+        return 0
     except Eagle3Error as error:
         return _failed(error)
+    except KeyboardInterrupt:
+        return interrupted()
+    except SystemExit as ended:
+        if ended.code != INTERRUPTED:  # which is how Typer ends on KeyboardInterrupt, without a word
+            raise
+        return interrupted()
     except OSError as error:
         if error.filename is None or error.errno not in MACHINE_FAULTS:
             raise
@@ -60,14 +71,30 @@ def main() -> int:
                 fix="see that it is there, that its disk has room, and that this user may write to it",
             )
         )
-    return 0
 
 
-def _failed(error: Eagle3Error) -> int:
+def interrupted() -> int:
+    """Say that the command was interrupted; its exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: a second Ctrl-C would only spoil Python's own ending
+    return _failed(Eagle3Error("interrupted"), INTERRUPTED)
+
+
+def _look_at_network(words: list[str]) -> None:
+    """See that proxies and certificates can be used, for Prefect cannot be imported beside some that cannot.
+
+    Help is given all the same, and `eagle3 doctor` says it among other things.
+    """
+    if told := reach_loopback():
+        output.say(told)
+    if words and not {"--help", "doctor"} & set(words):
+        check_network()
+
+
+def _failed(error: Eagle3Error, status: int = 1) -> int:
     print(f"eagle3: {error}", file=sys.stderr)
     if "--json" in sys.argv[1:] and not output.facts_printed:
         output.print_json({"error": {"what": error.what, "expected": error.expected, "fix": error.fix}})
-    return 1
+    return status
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

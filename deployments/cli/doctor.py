@@ -1,5 +1,6 @@
 """``eagle3 doctor``: is this machine fit, and what to do about each fault."""
 
+import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from typing import Literal
 
 import typer
 
-from deployments.cli.output import Json, print_json, print_table
+from deployments.cli.output import Json, print_json, print_table, say
 from infra.config.settings import Settings
 from infra.errors import Eagle3Error
 from infra.units import size
@@ -50,6 +51,8 @@ def examine(settings: Settings) -> list[Check]:
         _gpus,
         _space,
         _memory,
+        _network,
+        _store,
         _server,
         _leftovers,
     )
@@ -119,8 +122,6 @@ def _space(settings: Settings) -> Iterator[Check]:
     folders = {"scratch": settings.scratch_dir, "models": settings.models_dir, "environments": settings.cache_dir}
     if settings.store.startswith("file://"):
         folders = {"store": Path(settings.store.removeprefix("file://"))} | folders
-    else:
-        yield Check("store", "note", settings.store)
     for name, folder in folders.items():
         yield _room(f"disk: {name}", folder, free_disk(folder), LEAST_DISK)
     yield _room("shared memory", Path("/dev/shm"), free_disk(Path("/dev/shm")), LEAST_SHM)
@@ -176,6 +177,35 @@ def _server(settings: Settings) -> Iterator[Check]:
             f"not running{stale}; port {settings.api_port} is free",
             "eagle3 down" if stale else "",
         )
+
+
+def _network(_settings: Settings) -> Iterator[Check]:
+    from infra.machine.network import network_faults
+
+    faults = network_faults()
+    fix = "correct these environment variables, or unset them" if faults else ""
+    yield Check("proxies and certificates", "fault" if faults else "ok", "; ".join(faults) or "can be used", fix)
+
+
+def _store(settings: Settings) -> Iterator[Check]:
+    from infra.store.objects import ObjectStore
+    from infra.store.probe import store_faults
+
+    folder = settings.store.startswith("file://")
+    if folder and not Path(settings.store.removeprefix("file://")).is_dir():
+        yield Check("store", "ok", f"{settings.store}, not made yet")
+        return
+    if not folder and settings.store_block and "AWS_ACCESS_KEY_ID" not in os.environ:
+        found = f"{settings.store}; its credentials are in the Prefect block {settings.store_block}"
+        yield Check("store", "note", found, "the preflight of a round tries it")
+        return
+    if not folder:
+        say(f"trying {settings.store} with one small object ...")
+    faults = store_faults(ObjectStore(settings.store))
+    for fault in faults:
+        yield Check("store", "fault", fault.what, fault.fix)
+    if not faults:
+        yield Check("store", "ok", f"{settings.store}: write, conditional write, ranged read and delete work")
 
 
 def _leftovers(settings: Settings) -> Iterator[Check]:

@@ -21,6 +21,8 @@ CANCEL_SECONDS = 60.0
 SILENT_SECONDS = 300.0
 """How long a run is still believed in whose server does not answer: a busy machine can keep it from that."""
 POLL_SECONDS = 2.0
+SAY_SECONDS = 10.0
+"""Pause between two lines about one wait."""
 Name = Annotated[str, typer.Argument(help="Name of a round: a file in deployments/rounds without its ending.")]
 
 
@@ -176,16 +178,28 @@ def _cancel(api: str, run_id: str) -> None:
     from deployments.api import connect
 
     say("cancelling the run ...")
-    with connect(api) as client:
-        client.set_flow_run_state(run_id, Cancelling(message="stopped by the person who started it"))
-    deadline = time.monotonic() + CANCEL_SECONDS
+    try:
+        with connect(api) as client:
+            client.set_flow_run_state(run_id, Cancelling(message="stopped by the person who started it"))
+    except ProcessFailed as error:
+        say(f"the run could not be cancelled, it ends with the worker: {error.what}")
+        return
+    begin = told = time.monotonic()
     with suppress(KeyboardInterrupt):
-        while not _state(api, run_id)[1]:
-            if time.monotonic() > deadline:
+        while True:
+            with suppress(ProcessFailed):  # a busy server: it is asked again
+                name, final = _state(api, run_id)
+                if final:
+                    say(f"run {run_id} is {name}")
+                    return
+            now = time.monotonic()
+            if now - begin > CANCEL_SECONDS:
                 say(f"the run did not end within {CANCEL_SECONDS:.0f} s; it ends with the worker")
                 return
+            if now - told >= SAY_SECONDS:
+                told = now
+                say(f"waiting for the run to end its engines ({now - begin:.0f} s of at most {CANCEL_SECONDS:.0f})")
             time.sleep(0.3)
-        say(f"run {run_id} is {_state(api, run_id)[0]}")
 
 
 def _state(api: str, run_id: str) -> tuple[str, bool]:

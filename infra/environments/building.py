@@ -341,6 +341,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EnvironmentBuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing is left that counts as built", file=sys.stderr)
+        return 130
     return 0
 
 

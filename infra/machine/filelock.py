@@ -2,9 +2,12 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+POLL_SECONDS = 0.2
 
 
 @contextmanager
@@ -26,10 +29,19 @@ def exclusive(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator
         except BlockingIOError:
             if on_wait is not None:
                 on_wait()
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _wait(descriptor)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _wait(descriptor: int) -> None:
+    """Take the lock when it is let go; looked at again and again, so that whatever ends this thread ends the wait."""
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(POLL_SECONDS)
 
 
 def is_held(path: Path) -> bool:

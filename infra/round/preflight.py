@@ -10,7 +10,10 @@ from infra.engines.registry import find_engine
 from infra.environments.building import environment_python
 from infra.errors import ConfigError, EngineError, EnvironmentBuildError, MissingTarget
 from infra.machine.gpus.readings import GpuReport
+from infra.machine.network import network_faults
 from infra.round.layouts import sglang_faults, sglang_version
+from infra.store.objects import ObjectStore
+from infra.store.probe import store_faults
 from infra.targets.target import open_target
 
 
@@ -21,6 +24,8 @@ def faults(config: RoundConfig, settings: Settings, gpus: GpuReport, serves: boo
         serves: whether drafts will be served; False where hidden states are all that is wanted.
     """
     return [
+        *network_faults(),
+        *map(str, store_faults(ObjectStore(settings.store))),
         *_target_faults(config, settings, serves),
         *_engine_faults(config, settings),
         *_gpu_faults(config, gpus),

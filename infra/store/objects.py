@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from infra.errors import DiskFull, StoreError
 from infra.store.base import TEMPORARY_PREFIX, Backend, ObjectInfo, ObjectMissing
@@ -53,6 +53,11 @@ class ObjectStore:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_backend": None, "on_full": None}
+
+    def configured(self, config: Mapping[str, Any]) -> Self:
+        """The same store through a client with these settings of botocore's; nothing changes for a folder."""
+        known = self._options.get("config_kwargs", {})
+        return type(self)(self.url, {**self._options, "config_kwargs": {**known, **config}})
 
     def put(self, path: str, data: bytes | bytearray | Path, *, if_absent: bool = False) -> bool:
         """Write one object: afterwards it is there whole, or the store is as before.

@@ -1,5 +1,6 @@
 """A store in an S3 bucket, through s3fs: one PUT or one completed multipart upload an object."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -9,9 +10,12 @@ from typing import Any, TypeVar
 import aiohttp
 import fsspec
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.utils import get_environ_proxies
 
 from infra.config.base import URL_PASSWORD
 from infra.errors import StoreError
+from infra.machine.network import is_loopback
+from infra.store.advice import advice, code_of
 from infra.store.base import ObjectInfo, ObjectMissing
 
 PART_BYTES = 16 << 20
@@ -26,10 +30,16 @@ class BucketBackend:
     """Objects below ``bucket/prefix``; endpoint and credentials: environment (``AWS_*``) or ``options``."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        # Listings must be true now, and instances shared with other code would share its cache.
-        self._fs: Any = fsspec.filesystem("s3", use_listings_cache=False, skip_instance_cache=True, **options)
         self._url = url.rstrip("/")
+        # Listings must be true now, and instances shared with other code would share its cache.
+        self._fs: Any = fsspec.filesystem("s3", use_listings_cache=False, skip_instance_cache=True, **_reach(options))
         self._root: str = self._fs._strip_protocol(self._url)
+        try:
+            self._fs.connect()
+        except (BotoCoreError, ValueError, OSError) as error:
+            raise StoreError(
+                f"the store {self._url} cannot be opened: {error}", fix="correct the AWS_* variables of the environment"
+            ) from error
 
     def put(self, path: str, data: bytes | bytearray | Path, if_absent: bool) -> bool:
         for attempt in range(CONFLICT_ATTEMPTS):
@@ -37,7 +47,7 @@ class BucketBackend:
                 self._upload(path, data, "create" if if_absent else "overwrite")
                 return True
             except TROUBLE as error:
-                code = _code(error)
+                code = code_of(error)
                 if if_absent and (isinstance(error, FileExistsError) or code in {"PreconditionFailed", "412"}):
                     return False
                 if code in {"ConditionalRequestConflict", "409"} and attempt + 1 < CONFLICT_ATTEMPTS:
@@ -150,15 +160,26 @@ class BucketBackend:
             raise self._trouble(what, error) from error
 
     def _trouble(self, what: str, error: BaseException) -> StoreError:
-        return StoreError(
-            f"{what} in {self._url}: {type(error).__name__}: {URL_PASSWORD.sub('://***@', str(error))}",
-            fix="check AWS_ENDPOINT_URL, the credentials in the environment, and that the bucket exists",
+        kind, said = code_of(error) or type(error).__name__, URL_PASSWORD.sub("://***@", str(error))
+        return StoreError(f"{what} in {self._url}: {kind}: {said}", fix=advice(error))
+
+
+def _reach(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, such that a server on loopback is reached without a proxy.
+
+    Raises:
+        StoreError: the environment names a proxy that this client cannot use.
+    """
+    named = (options.get("endpoint_url"), os.environ.get("AWS_ENDPOINT_URL_S3"), os.environ.get("AWS_ENDPOINT_URL"))
+    endpoint = next((url for url in named if url), "https://s3.amazonaws.com")
+    if is_loopback(endpoint):
+        return {**options, "config_kwargs": {"proxies": {}, **options.get("config_kwargs", {})}}
+    scheme = endpoint.partition(":")[0]
+    proxy = get_environ_proxies(endpoint).get(scheme, "")
+    if proxy.startswith("socks"):
+        raise StoreError(
+            f"an S3 store cannot be reached through the SOCKS proxy of {scheme.upper()}_PROXY",
+            expected="an HTTP proxy, or none",
+            fix="name the server's host in NO_PROXY, or give the address of an HTTP proxy",
         )
-
-
-def _code(error: BaseException) -> str:
-    """S3's own error code, which s3fs keeps in the cause."""
-    for candidate in (error, error.__cause__):
-        if isinstance(candidate, ClientError):
-            return str(candidate.response.get("Error", {}).get("Code", ""))
-    return ""
+    return dict(options)

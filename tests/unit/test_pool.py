@@ -1,11 +1,12 @@
 """The bounded pool: everything once, nothing piles up, closing stops it."""
 
+import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from infra.engines.client.pool import run_pool
+from infra.engines.client.pool import run_ordered, run_pool
 
 
 def test_every_item_comes_back_once_with_its_result_or_its_exception() -> None:
@@ -96,3 +97,34 @@ def test_what_is_not_an_exception_ends_the_whole() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         list(run_pool(range(3), work, concurrency=1))
+
+
+@pytest.mark.parametrize("wait", [
+    lambda work: next(run_ordered([0], work, 1, 1)),
+    lambda work: next(run_pool([0], work, 1)),
+])  # fmt: skip
+def test_an_exception_that_is_thrown_in_ends_a_wait(wait: Callable[[Callable[[int], None]], object]) -> None:
+    """As Prefect ends a flow that has lost its slot: the exception comes through only between two steps of Python."""
+    going_on, began, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work(_item: int) -> None:
+        began.set()
+        going_on.wait()
+
+    def flow() -> None:
+        try:
+            wait(work)
+        except ThrownIn:
+            ended.set()
+
+    thread = threading.Thread(target=flow, daemon=True)
+    thread.start()
+    assert began.wait(30)
+    assert thread.ident is not None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(ThrownIn))
+    assert ended.wait(30)
+    going_on.set()
+
+
+class ThrownIn(BaseException):
+    pass

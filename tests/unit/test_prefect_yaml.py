@@ -1,12 +1,14 @@
 """deployments/prefect.yaml is what the round files say, in a form that Prefect reads."""
 
+from datetime import UTC, datetime
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import yaml
 
 from deployments.automations import load_automations
-from deployments.catalogue import PREFECT_YAML, catalogue, render, round_entry
+from deployments.catalogue import PREFECT_YAML, TAG, catalogue, render, round_entry
 from deployments.environment import CODE
 from infra.config.load import ROUNDS, load_round
 from infra.config.round import RoundConfig
@@ -53,6 +55,16 @@ def test_each_round_deploys_its_whole_resolved_config(file: Path) -> None:
     assert RoundConfig.model_validate(round_entry(file).parameters["config"]) == load_round(file)
 
 
+def test_the_silence_automation_looks_at_this_projects_runs_alone_and_they_beat_in_time() -> None:
+    [automation] = load_automations()
+    trigger = automation.model_dump(mode="json")["trigger"]
+    assert trigger["match_related"] == {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"}
+    for item in yaml.safe_load(PREFECT_YAML.read_text())["deployments"]:
+        assert TAG in item["tags"]
+        beat = int(item["work_pool"]["job_variables"]["env"]["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
+        assert 3 * beat <= trigger["within"]
+
+
 def test_it_names_no_path_of_a_machine() -> None:
     assert str(CODE) not in PREFECT_YAML.read_text()
     assert "{{ $EAGLE3_ROOT }}" in PREFECT_YAML.read_text()
@@ -88,3 +100,36 @@ def test_silent_runs_become_crashed_after_three_missed_heartbeats() -> None:
     assert rules["trigger"]["after"] == ["prefect.flow-run.heartbeat"]
     assert "prefect.flow-run.Cancelling" not in rules["trigger"]["expect"], "a run may die while it is being cancelled"
     assert [(action["type"], action["state"]) for action in rules["actions"]] == [("change-flow-run-state", "CRASHED")]
+
+
+@pytest.mark.parametrize(
+    ("tags", "watched"),
+    [
+        ((TAG, "target:any"), True),
+        ((TAG, "nightly"), True),
+        (("nightly",), False),
+        (("eagle3-like",), False),
+        ((), False),
+    ],
+)
+def test_prefects_server_matches_runs_of_this_projects_deployments_alone(tags: tuple[str, ...], watched: bool) -> None:
+    """By the server's own reading of the trigger, and the related resources that its events of a run have."""
+    from prefect.events.related import tags_as_related_resources
+    from prefect.server.events.schemas.automations import EventTrigger
+    from prefect.server.events.schemas.events import ReceivedEvent
+
+    [automation] = load_automations()
+    trigger = EventTrigger.model_validate(automation.trigger.model_dump(mode="json"))
+    related = [{"prefect.resource.id": f"prefect.flow.{uuid4()}", "prefect.resource.role": "flow"}]
+    related += [item.model_dump() for item in tags_as_related_resources(tags)]
+    for name in ("heartbeat", "Completed", "Cancelled"):
+        event = ReceivedEvent.model_validate(
+            {
+                "occurred": datetime.now(UTC),
+                "id": uuid4(),
+                "event": f"prefect.flow-run.{name}",
+                "resource": {"prefect.resource.id": f"prefect.flow-run.{uuid4()}"},
+                "related": related,
+            }
+        )
+        assert trigger.covers(event) is watched

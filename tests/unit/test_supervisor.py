@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -254,6 +255,29 @@ def test_a_long_answer_and_an_idle_server_are_left_alone(serving: Callable[[str]
     watch.stop()
     server.check()
     assert server.hang == ""
+
+
+def test_a_watch_that_is_called_off_does_not_wait_for_its_look(
+    serving: Callable[[str], tuple[Server, Flights]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, flights = serving("deaf:1")
+    looking, answer = threading.Event(), threading.Event()
+
+    def page(_path: str, _seconds: float = 5.0) -> None:
+        looking.set()
+        answer.wait(60)
+
+    monkeypatch.setattr(server, "page", page)
+    with flights.of("a"):
+        watch = Watch(server, flights, silence_seconds=0.1)
+        assert looking.wait(60)
+        stopping = threading.Thread(target=watch.stop, daemon=True)
+        stopping.start()
+        stopping.join(30)
+        assert not stopping.is_alive(), "a look takes its time on a busy machine, and whoever is ended has none"
+        answer.set()
+        wait_for(lambda: not watch._thread.is_alive(), "the look ends")
+    assert (server.hang, server.ended) == ("", False)
 
 
 def test_the_recorded_log_is_a_real_engines() -> None:

@@ -159,6 +159,11 @@ class Client:
         with _understood(self._dialect.counters):
             return self._dialect.counted(page)
 
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed.is_set()
+
     def close(self) -> None:
         """Give up: requests in flight fail at once, in whatever thread they wait."""
         self._closed.set()

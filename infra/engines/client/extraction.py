@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from infra.engines.client.client import Client
-from infra.errors import ExtractionFault
+from infra.errors import EngineError, ExtractionFault
 from infra.targets.final_norm import FinalNorm
 
 LOCK_POLL_SECONDS = 0.005
@@ -158,6 +158,8 @@ class Extractor:
             with suppress(BlockingIOError):
                 fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return
+            if self._client.closed:
+                raise EngineError(f"the client was closed before {file.name} was written")
             if time.monotonic() > deadline:
                 raise ExtractionFault(
                     f"{file.name} was not written within {self._timeout:.0f} s of the engine's answer"

@@ -3,12 +3,18 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+WAKE_SECONDS = 0.5
+"""Whoever waits looks up this often: an exception that another thread throws in (Prefect, when a run loses its slot)
+comes through only between two steps of Python, not in the middle of a wait."""
 
 
 class _End:
@@ -66,11 +72,23 @@ def _results(
             except StopIteration:
                 more = False
         if pending:
-            item, outcome = done.get()
+            item, outcome = _next(done)
             pending -= 1
             if isinstance(outcome, BaseException) and not isinstance(outcome, Exception):
                 raise outcome
             yield item, outcome
+
+
+def _next(done: "SimpleQueue[tuple[T, R | BaseException]]") -> tuple[T, R | BaseException]:
+    while True:
+        with suppress(Empty):
+            return done.get(timeout=WAKE_SECONDS)
+
+
+def _result(future: "Future[R]") -> R:
+    while not wait([future], WAKE_SECONDS).done:
+        pass
+    return future.result()
 
 
 def run_ordered(
@@ -94,9 +112,9 @@ def run_ordered(
             waiting.append((item, executor.submit(work, item)))
             if len(waiting) >= max(window, concurrency):
                 first, future = waiting.popleft()
-                yield first, future.result()
+                yield first, _result(future)
         while waiting:
             first, future = waiting.popleft()
-            yield first, future.result()
+            yield first, _result(future)
     finally:
         executor.shutdown(wait=False, cancel_futures=True)

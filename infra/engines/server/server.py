@@ -164,7 +164,7 @@ class Server:
         """A page of the server's, such as ``/metrics``; None when it does not give it within so many seconds."""
         try:
             answer = self._http.get(f"{self.base_url}{path}", timeout=seconds)
-        except httpx.TransportError:
+        except (httpx.TransportError, RuntimeError):  # the latter when the server was stopped meanwhile
             return None
         return answer.text if answer.status_code == 200 else None
 

@@ -29,7 +29,7 @@ class Watch:
     def __init__(self, server: Server, flights: Flights, silence_seconds: float) -> None:
         self._server, self._flights, self._silence = server, flights, silence_seconds
         self._health_seconds = min(HEALTH_SECONDS, max(5.0, silence_seconds))
-        self._over = threading.Event()
+        self._over, self._ending = threading.Event(), threading.Lock()
         self._landed, self._tokens = 0, -1.0
         self._moved = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"watch of {server.purpose}", daemon=True)
@@ -38,14 +38,17 @@ class Watch:
     def stop(self) -> None:
         """Look no more; returns when a server that was found hung is gone."""
         self._over.set()
-        self._thread.join()
+        with self._ending:  # not for a look in progress: on a busy machine that takes its time
+            return
 
     def _run(self) -> None:
         pause = min(LONGEST_PAUSE, self._silence / LOOKS_A_SILENCE)
         while not self._over.wait(pause) and not self._server.ended:
-            if (why := self._look()) is not None and not self._server.ended:
-                self._server.end_hung(why)
-                return
+            why = self._look()
+            with self._ending:
+                if why is not None and not self._over.is_set() and not self._server.ended:
+                    self._server.end_hung(why)
+                    return
 
     def _look(self) -> str | None:
         """Why the server counts as hung; None while it does not."""

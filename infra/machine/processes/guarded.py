@@ -12,6 +12,7 @@ import secrets
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ GUARD_LOST = -9
 """Exit status reported when the guard was killed: the command is killed with it."""
 
 _START_SECONDS = 60.0
+_WAKE_SECONDS = 0.5
 _REPOSITORY = Path(__file__).resolve().parents[3]
 
 
@@ -146,7 +148,10 @@ class Guarded:
 
         What the command leaves behind is ended by the guard after that; :meth:`stop` waits for it.
         """
-        self._exited.wait(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        # In short waits: an exception that another thread throws in comes through between them, not within one.
+        while not self._exited.is_set() and (deadline is None or time.monotonic() < deadline):
+            self._exited.wait(_WAKE_SECONDS if deadline is None else min(_WAKE_SECONDS, deadline - time.monotonic()))
         return self.poll()
 
     def stop(self, grace_seconds: float | None = None) -> None:
