@@ -3,6 +3,8 @@
 import subprocess
 from pathlib import Path
 
+from infra.config.round import RoundConfig
+from infra.config.sampling import sampling_words
 from infra.errors import StoreError
 from infra.gates.convention import convention_if_done
 from infra.gates.parity import parity_if_done
@@ -16,7 +18,7 @@ from infra.round.context import Round
 from infra.round.layouts import layouts
 from infra.round.ledger import Ledger, write_result
 from infra.round.rates import Rates, learn
-from infra.steps.plan import Plan
+from infra.steps.plan import Plan, sampling_notes
 from infra.steps.prepare import sample_counts
 from infra.steps.publish import draft_name, published_prefix, publishing_rounds
 from infra.store.rounds import RoundStore
@@ -46,6 +48,7 @@ def build_report(round_: Round, plan: Plan, training: Training, evaluation: Eval
         versions=round_.versions,
         steps=tuple(ledger.times),
         counts=counts,
+        sampling=_sampling(round_.config),
         training=training,
         evaluation=evaluation,
         convention=convention_if_done(round_),
@@ -56,8 +59,16 @@ def build_report(round_: Round, plan: Plan, training: Training, evaluation: Eval
         used_disk_bytes=ledger.peak_bytes,
         planned_seconds=plan.seconds,
         used_seconds=sum(item.seconds for item in ledger.times),
-        notes=tuple(ledger.notes),
+        notes=(*ledger.notes, *sampling_notes(round_)),
     )
+
+
+def _sampling(config: RoundConfig) -> dict[str, str]:
+    given = config.generate.answers == "given"
+    return {
+        "answers": "given by the data" if given else sampling_words(config.generate),
+        "measured answers": sampling_words(config.evaluate),
+    }
 
 
 def other_rounds(round_: Round) -> tuple[OtherRound, ...]:
