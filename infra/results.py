@@ -241,6 +241,9 @@ class Report(Result):
     counts: dict[str, int] = Field(
         description="Samples, tokens, and what was truncated, empty, refused, cut, dropped, retried."
     )
+    sampling: dict[str, str] = Field(
+        default={}, description="How the answers and the measured ones were sampled, in words; empty: not noted."
+    )
     training: Training
     evaluation: Evaluation
     convention: Convention | None = Field(

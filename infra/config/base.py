@@ -7,7 +7,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 KNOB: dict[str, Any] = {"knob": True}
 """For ``json_schema_extra``: the field changes how fast a step runs, never what it computes."""
-
+LATER: dict[str, Any] = {"later": True}
+"""For ``json_schema_extra``: the field is younger than rounds that are done; at its default, which is what they did, it
+is in no step's key."""
 
 URL_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 """A name and password inside a URL."""

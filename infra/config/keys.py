@@ -8,13 +8,15 @@ from pydantic import BaseModel
 
 
 def decisive(model: BaseModel) -> dict[str, Any]:
-    """Dump of a config without its knobs (fields that change speed, not results)."""
+    """Dump of a config without its knobs (fields that change speed, not results) and later fields at their default."""
     result: dict[str, Any] = {}
     for name, field in type(model).model_fields.items():
         extra = field.json_schema_extra
         if isinstance(extra, dict) and extra.get("knob"):
             continue
         value = getattr(model, name)
+        if isinstance(extra, dict) and extra.get("later") and value == field.get_default(call_default_factory=True):
+            continue
         result[name] = decisive(value) if isinstance(value, BaseModel) else json.loads(_canonical(value))
     return result
 

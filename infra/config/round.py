@@ -9,8 +9,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, StringConstraints, model_validator
 
-from infra.config.base import KNOB, Address, Strict
+from infra.config.base import KNOB, LATER, Address, Strict
 from infra.config.policies import BudgetConfig, GatesConfig, GpuConfig, RetentionConfig
+from infra.config.sampling import SamplingConfig
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 EngineName = Literal["vllm", "sglang"]
@@ -85,7 +86,7 @@ class PromptsConfig(Strict):
     )
 
 
-class GenerateConfig(Strict):
+class GenerateConfig(SamplingConfig):
     """How the target answers the prompts."""
 
     answers: Literal["target", "given"] = Field(
@@ -98,8 +99,6 @@ class GenerateConfig(Strict):
         description="Mean answer length to plan with, tokens; empty: learnt here, else 3/4 of max_tokens.",
         json_schema_extra=KNOB,
     )
-    temperature: float = Field(default=0.0, ge=0.0, le=2.0, description="Sampling temperature; 0 is greedy.")
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling bound.")
     seed: int = Field(default=0, description="Sampling seed.")
     concurrency: int = Field(default=32, ge=1, le=4096, description="Requests in flight.", json_schema_extra=KNOB)
     timeout_seconds: float = Field(
@@ -185,14 +184,14 @@ class TrainConfig(Strict):
     extra_args: tuple[str, ...] = Field(default=(), description="Further arguments for `speculators train`.")
 
 
-class EvaluateConfig(Strict):
+class EvaluateConfig(SamplingConfig):
     """How acceptance and speed in serving are measured."""
 
     prompts: PromptsConfig = Field(
         default=PromptsConfig(source="builtin:heldout", count=80), description="Prompts none of which is trained on."
     )
     max_tokens: int = Field(default=128, ge=2, description="Longest answer, tokens.")
-    temperature: float = Field(default=0.0, ge=0.0, le=2.0, description="Sampling temperature; 0 is greedy.")
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="Nucleus sampling bound.", json_schema_extra=LATER)
     drafts: int = Field(default=3, ge=1, le=16, description="Tokens drafted a step.")
     concurrencies: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(1, 8), min_length=1, description="Requests in flight, one measurement each."
@@ -213,6 +212,12 @@ class EvaluateConfig(Strict):
         lt=1,
         description="Serving gate: how far live acceptance may lie from the prediction, relative.",
     )
+
+    @model_validator(mode="after")
+    def _applied_to_drafts(self) -> Self:
+        if self.min_p:
+            raise ValueError("leave min_p out: where they serve with a draft, vLLM refuses it and SGLang ignores it")
+        return self
 
 
 class RungConfig(Strict):

@@ -5,11 +5,12 @@ from functools import cached_property
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import AutoTokenizer
 
+from infra.config.json_file import read_json
 from infra.data.prompt import Message
 from infra.errors import ConfigError
-from infra.targets.target import Target, read_json
+from infra.targets.target import Target
+from infra.targets.tokenizer import give_template, open_tokenizer
 
 
 class Chat:
@@ -24,19 +25,8 @@ class Chat:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(
-                str(target.path), local_files_only=True, trust_remote_code=target.trust_remote_code
-            )
-        except Exception as error:  # of damaged files these libraries raise whatever comes, plain Exception too
-            raise ConfigError(
-                f"the tokenizer of target {target.name} cannot be loaded from {target.path}: {error}",
-                expected="the target's tokenizer files (and target.trust_remote_code: true if they bring code)",
-            ) from error
-        if not self._tokenizer.chat_template:
-            raise ConfigError(
-                f"target {target.name} has no chat template", expected="chat_template.jinja beside its tokenizer"
-            )
+        self._tokenizer: Any = open_tokenizer(target.path, target.name, target.trust_remote_code)
+        give_template(self._tokenizer, target.path, target.name)
 
     def render(
         self,

@@ -134,6 +134,7 @@ def _provenance(result: Report, base: str, engine: str) -> list[dict[str, str]]:
         "target": f"{base}, revision {result.target_revision} (hash of config, tokenizer, template and weight headers)",
         "taps": f"{', '.join(map(str, result.taps))} (tap k: the residual stream that enters decoder layer k, from 0)",
         "states from": f"{result.engine} {result.engine_version}",
+        **result.sampling,
         "draft vocabulary": f"{result.training.draft_vocab_size:,} tokens",
         **result.versions,
         **{f"{label} {name}": digest for name, digest in sorted(result.training.files.items())},

@@ -172,6 +172,7 @@ def provenance_table(result: Report) -> Rows:
         "target": f"{result.target}, revision {result.target_revision}",
         "states from": f"{result.engine} {result.engine_version}, taps {', '.join(map(str, result.taps))}",
         "served by": f"{result.evaluation.engine} {result.evaluation.engine_version}",
+        **result.sampling,
         "published": result.published,
         **result.versions,
     }

@@ -6,6 +6,7 @@ import torch
 
 from infra.config.round import RoundConfig
 from infra.config.settings import Settings
+from infra.data.template import Chat
 from infra.engines.registry import find_engine
 from infra.environments.building import environment_python
 from infra.errors import ConfigError, EngineError, EnvironmentBuildError, MissingTarget
@@ -36,7 +37,9 @@ def faults(config: RoundConfig, settings: Settings, gpus: GpuReport, serves: boo
 def _target_faults(config: RoundConfig, settings: Settings, serves: bool) -> list[str]:
     found, shape = [], config.target.shape
     try:
-        shape = open_target(config.target, settings.models_dir).shape
+        target = open_target(config.target, settings.models_dir)
+        shape = target.shape
+        Chat(target)
     except (MissingTarget, ConfigError) as error:
         found.append(str(error))
     if shape is None:

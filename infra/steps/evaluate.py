@@ -9,7 +9,7 @@ from infra.data.gate import leakage_gate
 from infra.drafter import acceptance as chain
 from infra.drafter.walk import walk
 from infra.engines.client.bench import Measurement, Run, looping, run, summary, warm_up
-from infra.engines.client.client import Client
+from infra.engines.client.client import Client, Sampling
 from infra.errors import EngineError, GateError
 from infra.machine.host import memory_available
 from infra.results import Acceptance, Evaluation, Measured, Predicted, Speed
@@ -314,8 +314,7 @@ def _serve(serving: Serving, client: Client, prompt_set: PromptSet, prompts: lis
         return run(
             client,
             prompts,
-            max_tokens=prompt_set.max_tokens,
-            temperature=serving.round.config.evaluate.temperature,
+            sampling=Sampling.of(serving.round.config.evaluate, prompt_set.max_tokens),
             concurrency=concurrency,
             flights=serving.flights,
         )

@@ -10,7 +10,7 @@ from infra.data.build import TOO_LONG, conversation
 from infra.data.gate import template_gate
 from infra.data.masks import given_answers
 from infra.data.prompt import Message, Prompt, next_prompt
-from infra.engines.client.client import Client, RequestRefused
+from infra.engines.client.client import Client, RequestRefused, Sampling
 from infra.engines.client.flights import Flights
 from infra.engines.client.pool import run_pool
 from infra.errors import DiskFull, EngineError
@@ -178,19 +178,14 @@ def _skip_rest(prompt: Prompt, turn: int, cause: Answer, done: dict[str, Answer]
 
 def _answer(round_: Round, asking: Asking, prompt: Prompt, turn: int, messages: list[Message]) -> Answer:
     config = round_.config.generate
-    sampling = {
-        "max_tokens": config.max_tokens,
-        "temperature": config.temperature,
-        "top_p": config.top_p,
-        "seed": config.seed,
-    }
+    sampling = Sampling.of(config, config.max_tokens, config.seed)
     engine = f"{round_.config.serve_with} {round_.versions[round_.config.serve_with]}"
     prompt_ids = round_.chat.render(messages, round_.config.prompts.template_args, add_generation_prompt=True)
 
     sample_id = f"{prompt.id}#{turn}"
 
     def made(answer_ids: list[int], finish: str, status: Status) -> Answer:
-        return Answer(sample_id, messages, prompt_ids, answer_ids, finish, engine, sampling, status, turn)
+        return Answer(sample_id, messages, prompt_ids, answer_ids, finish, engine, vars(sampling), status, turn)
 
     if len(prompt_ids) > round_.config.prompts.max_prompt_tokens:
         return made([], TOO_LONG, "dropped")
@@ -198,13 +193,7 @@ def _answer(round_: Round, asking: Asking, prompt: Prompt, turn: int, messages: 
         return made([], QUARANTINED, "dropped")
     try:
         with asking.flights.of(sample_id):
-            reply = asking.client.generate(
-                prompt_ids,
-                max_tokens=config.max_tokens,
-                temperature=config.temperature,
-                top_p=config.top_p,
-                seed=config.seed,
-            )
+            reply = asking.client.generate(prompt_ids, sampling)
     except RequestRefused:
         return made([], "", "refused")
     if reply.prompt_ids != prompt_ids:

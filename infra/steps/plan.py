@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from pydantic import BaseModel, ConfigDict, Field
 
 from infra.config.round import RoundConfig, TargetShape
+from infra.config.sampling import sampling_words
 from infra.data.prompt import Prompt
 from infra.disk.room import Place, Room, places, room_gate, rooms
 from infra.errors import ConfigError, EngineError, EnvironmentBuildError, GateError, MissingTarget
@@ -16,6 +17,7 @@ from infra.round.memory import memory_needed
 from infra.round.rates import STARTS, Rates, Work, learnt_rates, reference_rates
 from infra.round.status import look
 from infra.store.hidden import state_bytes_per_token
+from infra.targets.target import recommended_sampling
 from infra.units import size
 
 BF16_BYTES = 2
@@ -100,7 +102,7 @@ def make_plan(round_: Round, only: Collection[str] = ()) -> Plan:
     tokens = prompt_tokens + answer_tokens
     token_bytes = state_bytes_per_token(config.extract.taps, shape.hidden_size)
     keys, done = _keys(round_, notes)
-    notes += _layouts(round_, shape)
+    notes += [*_layouts(round_, shape), *sampling_notes(round_)]
     every = _steps(round_, shape, rates, keys, done, samples, prompt_tokens, answer_tokens)
     steps = [step for step in every if not only or step.step in only]
     memory = memory_needed(config, shape, samples, *draft_size(config, shape))
@@ -156,6 +158,27 @@ def plan_gate(config: RoundConfig, plan: Plan) -> None:
             f"round {plan.round} needs {size(plan.memory_bytes)} of memory and {size(plan.memory_free)} are free",
             fix="end what else uses memory, or lower extract.concurrency or prepare.max_tokens",
         )
+
+
+def sampling_notes(round_: Round) -> list[str]:
+    """What the target's own files recommend of sampling and this round does not do; nothing while it is not here."""
+    config = round_.config
+    try:
+        recommended = recommended_sampling(round_.target.path)
+    except MissingTarget:
+        return []
+    notes = []
+    for section, said in (("generate", config.generate), ("evaluate", config.evaluate)):
+        if section == "generate" and config.generate.answers == "given":
+            continue
+        others = {name: value for name, value in recommended.items() if value != getattr(said, name)}
+        if others:
+            named = ", ".join(f"{name} {value:g}" for name, value in others.items())
+            notes.append(
+                f"{config.target.name}'s generation_config.json recommends {named}, which {section} does not use "
+                f"({sampling_words(said)}); name the values there if you serve with them"
+            )
+    return notes
 
 
 def _shape(round_: Round, notes: list[str]) -> TargetShape:

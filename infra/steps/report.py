@@ -4,6 +4,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from infra.config.round import RoundConfig
+from infra.config.sampling import sampling_words
 from infra.errors import StoreError
 from infra.results import REPORT, Evaluation, LeftOut, OtherRound, Report, Training
 from infra.round import stored
@@ -13,7 +15,7 @@ from infra.round.ledger import Ledger
 from infra.round.publication import draft_name, published_prefix, publishing_rounds
 from infra.round.rates import STARTS, Rates, learn
 from infra.round.samples import sample_counts
-from infra.steps.plan import Plan
+from infra.steps.plan import Plan, sampling_notes
 from infra.store.rounds import RoundStore
 from infra.store.stored import read_stored
 
@@ -42,6 +44,7 @@ def build_report(round_: Round, plan: Plan, training: Training, evaluation: Eval
         versions=round_.versions,
         steps=tuple(ledger.times),
         counts=counts,
+        sampling=_sampling(round_.config),
         training=training,
         evaluation=evaluation,
         convention=stored.convention(round_),
@@ -53,7 +56,11 @@ def build_report(round_: Round, plan: Plan, training: Training, evaluation: Eval
         used_disk_bytes=ledger.peak_bytes,
         planned_seconds=plan.seconds,
         used_seconds=sum(item.seconds for item in ledger.times),
-        notes=(*ledger.notes, *(note for tally in round_.left_out.values() for note in tally.notes)),
+        notes=(
+            *ledger.notes,
+            *(note for tally in round_.left_out.values() for note in tally.notes),
+            *sampling_notes(round_),
+        ),
     )
 
 
@@ -65,6 +72,14 @@ def left_out(round_: Round) -> tuple[LeftOut, ...]:
         for used, kinds in ((False, tally.left_out), (True, tally.without))
         for kind, found in kinds.items()
     )
+
+
+def _sampling(config: RoundConfig) -> dict[str, str]:
+    given = config.generate.answers == "given"
+    return {
+        "answers": "given by the data" if given else sampling_words(config.generate),
+        "measured answers": sampling_words(config.evaluate),
+    }
 
 
 def other_rounds(round_: Round) -> tuple[OtherRound, ...]:

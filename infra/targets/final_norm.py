@@ -1,6 +1,5 @@
 """The norm between the last decoder layer and the head."""
 
-import json
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +7,7 @@ from safetensors import safe_open
 
 from infra.errors import ConfigError
 from infra.targets.target import Target, weight_files
+from infra.targets.text_config import text_fields
 
 NORMS = ("model.norm.weight", "language_model.model.norm.weight")
 PLAIN_RMS_NORM = frozenset(
@@ -59,16 +59,15 @@ def read_final_norm(target: Target) -> FinalNorm:
     Raises:
         ConfigError: it is not known to be a plain RMSNorm, or its weight is not in the target's files.
     """
-    config = json.loads((target.path / "config.json").read_text())
-    text = config.get("text_config", config)
-    if target.shape.family not in PLAIN_RMS_NORM or "rms_norm_eps" not in text:
+    if target.shape.family not in PLAIN_RMS_NORM:
         raise ConfigError(
             f"the final norm of target {target.name} ({target.shape.family}) is not known to be a plain RMSNorm; "
             "others, such as LayerNorm or one with weights (1 + w), have another rule",
-            expected=f"one of the families {', '.join(sorted(PLAIN_RMS_NORM))}, with rms_norm_eps in config.json",
+            expected=f"one of the families {', '.join(sorted(PLAIN_RMS_NORM))}",
             fix="read the family's norm and add it, with its rule, to infra/targets/final_norm.py",
         )
-    return FinalNorm(read_tensor(target, NORMS), float(text["rms_norm_eps"]))
+    epsilon = text_fields(target.path, ("rms_norm_eps",), target.trust_remote_code)["rms_norm_eps"]
+    return FinalNorm(read_tensor(target, NORMS), float(epsilon))
 
 
 def read_tensor(target: Target, names: tuple[str, ...]) -> torch.Tensor:

@@ -3,12 +3,14 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from infra.config.json_file import read_json
 from infra.config.round import TargetConfig, TargetShape
+from infra.config.sampling import NEUTRAL, SAMPLING
 from infra.errors import ConfigError, MissingTarget
+from infra.targets.text_config import text_fields
 
 TEXT_FILES = (
     "config.json",
@@ -66,7 +68,7 @@ def open_target(config: TargetConfig, models_dir: Path) -> Target:
     return Target(
         name=config.name,
         path=folder,
-        shape=read_shape(folder),
+        shape=read_shape(folder, config.trust_remote_code),
         revision=target_revision(folder),
         trust_remote_code=config.trust_remote_code,
     )
@@ -92,31 +94,29 @@ def missing_weights(folder: Path) -> list[str]:
     return sorted(name for name in set(map(str, names.values())) if not (folder / name).is_file())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of the target's folder.
+def recommended_sampling(folder: Path) -> dict[str, float]:
+    """What the target's ``generation_config.json`` recommends of sampling, where it is not neutral.
 
     Raises:
-        ConfigError: it cannot be read, or does not hold an object.
+        ConfigError: the file is damaged.
     """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} holds {type(found).__name__}", expected="a JSON object")
-    return found
+    path = folder / "generation_config.json"
+    said = read_json(path) if path.is_file() else {}
+    numbers = {name: said.get(name) for name in SAMPLING}
+    return {
+        name: value
+        for name, value in numbers.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and value != NEUTRAL[name]
+    }
 
 
-def read_shape(folder: Path) -> TargetShape:
-    """Shape of the target from its config.json (the text part of a multimodal one).
+def read_shape(folder: Path, trust_remote_code: bool = False) -> TargetShape:
+    """Shape of the target from its config.json (the text part of a multimodal one), defaults of its class included.
 
     Raises:
         ConfigError: config.json lacks a field that planning needs, or has another type there.
     """
-    config = read_json(folder / "config.json")
-    text = config.get("text_config", config)
+    text = text_fields(folder, ("num_hidden_layers", "hidden_size", "vocab_size", "model_type"), trust_remote_code)
     try:
         return TargetShape(
             layers=text["num_hidden_layers"],
@@ -125,13 +125,10 @@ def read_shape(folder: Path) -> TargetShape:
             weight_bytes=sum(item.stat().st_size for item in weight_files(folder)),
             family=text["model_type"],
         )
-    except KeyError as error:
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise ConfigError(
-            f"{folder / 'config.json'} has no {error.args[0]!r}", expected="a decoder-only language model"
-        ) from error
-    except (TypeError, ValidationError) as error:
-        raise ConfigError(
-            f"{folder / 'config.json'} does not describe a language model: {error}",
+            f"{folder / 'config.json'} does not describe a language model: {faults}",
             expected="num_hidden_layers, hidden_size, vocab_size and model_type",
         ) from error
 

@@ -16,6 +16,7 @@ from infra.config.load import build_round, load_round, round_file
 from infra.config.settings import Settings
 from infra.drafter.checkpoint import perturbed
 from infra.engines.client.bench import run, summary
+from infra.engines.client.client import Sampling
 from infra.errors import StoreError
 from infra.round.context import Round
 from infra.round.layouts import draft_folder, served_draft
@@ -57,7 +58,8 @@ def test_faults_in_the_taps_show_in_acceptance(tmp_path: Path) -> None:
             client = serving.ready(600)
             for item in sets:
                 concurrency = max(item.concurrencies)
-                measured = summary([run(client, item.prompts, max_tokens=item.max_tokens, concurrency=concurrency)])
+                sampling = Sampling(item.max_tokens)
+                measured = summary([run(client, item.prompts, sampling=sampling, concurrency=concurrency)])
                 assert measured.counters is not None
                 lengths[name, item.name] = measured.counters.acceptance_length
         table.add_row(name, *(f"{lengths[name, item.name]:.3f}" for item in sets))

@@ -13,7 +13,7 @@ from infra.config.round import EngineConfig, RungConfig
 from infra.config.settings import Settings
 from infra.data.template import Chat
 from infra.engines.client.bench import run, summary
-from infra.engines.client.client import Client, RequestRefused
+from infra.engines.client.client import Client, RequestRefused, Sampling
 from infra.engines.client.flights import Flights
 from infra.engines.registry import LaunchRequest, Server, engine_version, find_engine, start
 from infra.machine.processes.guarded import recorded
@@ -63,18 +63,18 @@ def test_the_served_version_is_the_one_in_the_environments_metadata(server: Serv
 
 def test_answers_come_as_token_ids_with_the_end_token(client: Client) -> None:
     prompt = client.tokenize_chat(QUESTION)
-    answer = client.generate(prompt, max_tokens=24)
+    answer = client.generate(prompt, Sampling(max_tokens=24))
     assert answer.prompt_ids == prompt
     assert answer.finish_reason == "stop"
     assert answer.token_ids[-1] == 2
-    cut = client.generate(prompt, max_tokens=2)
+    cut = client.generate(prompt, Sampling(max_tokens=2))
     assert cut.finish_reason == "length"
     assert cut.token_ids == answer.token_ids[:2]
 
 
 def test_answers_are_what_the_engines_own_log_probabilities_say(server: Server, client: Client) -> None:
     prompt = client.tokenize_chat(QUESTION)
-    answer = client.generate(prompt, max_tokens=24)
+    answer = client.generate(prompt, Sampling(max_tokens=24))
     for done, token in enumerate(answer.token_ids):
         best = best_tokens(server, [*prompt, *answer.token_ids[:done]])
         assert token in [candidate for score, candidate in best if score > best[0][0] - NEAR_TIE], (done, token, best)
@@ -100,17 +100,17 @@ def test_the_engine_renders_conversations_as_the_targets_template_does(client: C
 
 
 def test_prompts_and_answers_fill_the_whole_length_and_no_more(client: Client) -> None:
-    assert len(client.generate([1] * (LONGEST - 1), max_tokens=1).token_ids) == 1
-    full = client.generate([1, 504] * 250, max_tokens=LONGEST - 500)
+    assert len(client.generate([1] * (LONGEST - 1), Sampling(max_tokens=1)).token_ids) == 1
+    full = client.generate([1, 504] * 250, Sampling(max_tokens=LONGEST - 500))
     assert full.finish_reason == "stop" or len(full.token_ids) == LONGEST - 500
     with pytest.raises(RequestRefused, match="context length"):
-        client.generate([1] * (LONGEST + 100), max_tokens=4)
-    assert client.generate([1, 504], max_tokens=1).token_ids
+        client.generate([1] * (LONGEST + 100), Sampling(max_tokens=4))
+    assert client.generate([1, 504], Sampling(max_tokens=1)).token_ids
 
 
 def test_a_run_without_a_draft_is_measured(client: Client) -> None:
     prompts = [client.tokenize_chat([{"role": "user", "content": f"Count to {number}."}]) for number in range(3, 9)]
-    measured = summary([run(client, prompts, max_tokens=12, concurrency=3)])
+    measured = summary([run(client, prompts, sampling=Sampling(12), concurrency=3)])
     assert measured.counters is None
     assert measured.output_tokens == sum(map(len, measured.answers)) > len(prompts)
     assert 0 < measured.ttft_p50 <= measured.ttft_p95 < measured.seconds

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from infra.config.round import EngineConfig, RungConfig
 from infra.config.settings import Settings
 from infra.engines.client.bench import run, summary
-from infra.engines.client.client import Client, RequestRefused
+from infra.engines.client.client import Client, RequestRefused, Sampling
 from infra.engines.client.extraction import Extractor, States
 from infra.engines.registry import LaunchRequest, Server, engine_version, start
 from infra.machine.processes.guarded import recorded
@@ -80,24 +80,24 @@ def test_the_served_version_is_the_one_in_the_environments_metadata(
 
 def test_answers_come_as_token_ids_with_the_end_token(client: Client) -> None:
     prompt = client.tokenize_chat(QUESTION)
-    answer = client.generate(prompt, max_tokens=24)
+    answer = client.generate(prompt, Sampling(max_tokens=24))
     assert answer.prompt_ids == prompt
     assert answer.finish_reason == "stop"
     assert answer.token_ids[-1] == 2
-    cut = client.generate(prompt, max_tokens=2)
+    cut = client.generate(prompt, Sampling(max_tokens=2))
     assert cut.finish_reason == "length"
     assert cut.token_ids == answer.token_ids[:2]
 
 
 def test_a_prompt_that_does_not_fit_is_refused_and_the_server_goes_on(client: Client) -> None:
     with pytest.raises(RequestRefused, match="512"):
-        client.generate([1] * 600, max_tokens=4)
-    assert client.generate([1, 504], max_tokens=1).token_ids
+        client.generate([1] * 600, Sampling(max_tokens=4))
+    assert client.generate([1, 504], Sampling(max_tokens=1)).token_ids
 
 
 def test_a_run_without_a_draft_is_measured(client: Client) -> None:
     prompts = [client.tokenize_chat([{"role": "user", "content": f"Count to {number}."}]) for number in range(3, 9)]
-    measured = summary([run(client, prompts, max_tokens=12, concurrency=3)])
+    measured = summary([run(client, prompts, sampling=Sampling(12), concurrency=3)])
     assert measured.counters is None
     assert measured.output_tokens == sum(map(len, measured.answers)) > len(prompts)
     assert measured.tokens_per_second == pytest.approx(measured.output_tokens / measured.seconds)

@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 from standin.answering import AnsweringEngine, Reply, answering, completion, pieces
 from standin.waiting import wait_for
 
+from infra.config.round import GenerateConfig
 from infra.engines.client.bench import looping, percentile, run, summary, warm_up
-from infra.engines.client.client import Client, EngineSilent, RequestRefused
+from infra.engines.client.client import Client, EngineSilent, RequestRefused, Sampling
 from infra.engines.client.counters import SpecCounters, parse_spec_counters, parse_token_total
 from infra.engines.client.extraction import ExtractionFault, Extractor
 from infra.errors import EngineError
@@ -37,12 +38,29 @@ def client(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def test_an_answer_is_token_ids_and_every_sampling_value_is_named(engine: AnsweringEngine, client: Client) -> None:
-    answer = client.generate([1, 2, 3], max_tokens=9, temperature=0.5, top_p=0.9, seed=4)
+    answer = client.generate([1, 2, 3], Sampling(max_tokens=9, temperature=0.5, top_p=0.9, seed=4))
     assert (answer.token_ids, answer.finish_reason, answer.prompt_ids) == ([7, 8, 2], "stop", [1, 2, 3])
     [sent] = engine.requests
     assert sent["prompt"] == [1, 2, 3]
     assert (sent["max_tokens"], sent["temperature"], sent["top_p"], sent["seed"]) == (9, 0.5, 0.9, 4)
-    assert (sent["top_k"], sent["min_p"], sent["repetition_penalty"], sent["return_token_ids"]) == (-1, 0.0, 1.0, True)
+    assert (sent["top_k"], sent["min_p"], sent["repetition_penalty"], sent["return_token_ids"]) == (0, 0.0, 1.0, True)
+    assert (sent["presence_penalty"], sent["frequency_penalty"]) == (0.0, 0.0)
+
+
+def test_a_request_for_states_names_every_sampling_value_too(engine: AnsweringEngine, client: Client) -> None:
+    """The capture gate compares the token that follows: a penalty of the target's own would change it."""
+    engine.answer = lambda payload: (200, completion(payload) | {"kv_transfer_params": {"hidden_states_path": "/s"}})
+    client.extract([1, 2, 3])
+    [sent] = engine.requests
+    neutral = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert sent.items() >= (neutral | {"max_tokens": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0}).items()
+
+
+def test_what_the_round_says_of_sampling_reaches_the_engine(engine: AnsweringEngine, client: Client) -> None:
+    said = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05}
+    said |= {"presence_penalty": 1.5, "frequency_penalty": 0.5}
+    client.generate([1], Sampling.of(GenerateConfig.model_validate(said), max_tokens=3, seed=5))
+    assert engine.requests[0].items() >= (said | {"max_tokens": 3, "seed": 5}).items()
 
 
 @pytest.mark.parametrize("choice", [{"prompt_token_ids": [1, 2]}, {"prompt_token_ids": None}, {"token_ids": None}])
@@ -51,20 +69,20 @@ def test_an_answer_to_another_prompt_or_without_ids_is_an_error(
 ) -> None:
     engine.answer = lambda payload: (200, completion(payload, choice=choice))
     with pytest.raises(EngineError, match="token"):
-        client.generate([1, 2, 3], max_tokens=3)
+        client.generate([1, 2, 3], Sampling(max_tokens=3))
 
 
 def test_a_refused_request_is_told_apart_and_not_retried(engine: AnsweringEngine, client: Client) -> None:
     engine.answer = lambda payload: (400, {"error": {"message": "maximum context length is 512"}})
     with pytest.raises(RequestRefused, match="maximum context length is 512"):
-        client.generate([1], max_tokens=3)
+        client.generate([1], Sampling(max_tokens=3))
     assert len(engine.requests) == 1
 
 
 @pytest.mark.parametrize("trouble", [500, 503, 429, 0])
 def test_passing_trouble_is_retried(engine: AnsweringEngine, client: Client, trouble: int) -> None:
     engine.answer = lambda payload: (trouble, {}) if len(engine.requests) < 3 else (200, completion(payload))
-    assert client.generate([1], max_tokens=3).token_ids == [7, 8, 2]
+    assert client.generate([1], Sampling(max_tokens=3)).token_ids == [7, 8, 2]
     assert len(engine.requests) == 3
 
 
@@ -74,7 +92,7 @@ def test_lasting_trouble_ends_in_an_engine_error_after_few_tries(
 ) -> None:
     engine.answer = lambda payload: (trouble, {"error": {"message": "EngineCore died"}})
     with pytest.raises(EngineError) as caught:
-        client.generate([1], max_tokens=3)
+        client.generate([1], Sampling(max_tokens=3))
     assert not isinstance(caught.value, RequestRefused)
     assert len(engine.requests) == 4
 
@@ -87,7 +105,7 @@ def test_closing_the_client_ends_requests_in_flight_at_once(engine: AnsweringEng
 
     def ask() -> None:
         try:
-            client.generate([1], max_tokens=3)
+            client.generate([1], Sampling(max_tokens=3))
         except EngineError as error:
             faults.append(error)
 
@@ -101,11 +119,11 @@ def test_closing_the_client_ends_requests_in_flight_at_once(engine: AnsweringEng
     assert len(faults) == 4, "all have ended, and no answer has come"
     assert all("closed" in str(fault) for fault in faults)
     with pytest.raises(EngineError, match="closed"):
-        client.generate([1], max_tokens=3)
+        client.generate([1], Sampling(max_tokens=3))
 
 
 def test_a_piece_of_several_tokens_counts_as_as_many_gaps(engine: AnsweringEngine, client: Client) -> None:
-    timed = client.stream([1, 2], max_tokens=5)
+    timed = client.stream([1, 2], Sampling(max_tokens=5))
     assert timed.token_ids == [5, 6, 7, 8, 2]
     assert len(timed.gaps_seconds) == 4
     assert timed.gaps_seconds[0] == timed.gaps_seconds[1] == timed.gaps_seconds[2]
@@ -115,10 +133,10 @@ def test_a_piece_of_several_tokens_counts_as_as_many_gaps(engine: AnsweringEngin
 def test_a_stream_that_breaks_off_is_an_error(engine: AnsweringEngine, client: Client) -> None:
     engine.stream = lambda payload: iter(list(pieces(payload))[:2])
     with pytest.raises(EngineError, match="ended after 4 tokens"):
-        client.stream([1, 2], max_tokens=5)
+        client.stream([1, 2], Sampling(max_tokens=5))
     engine.stream = lambda payload: iter([*list(pieces(payload))[:1], {"error": {"message": "EngineCore died"}}])
     with pytest.raises(EngineError, match="EngineCore died"):
-        client.stream([1, 2], max_tokens=5)
+        client.stream([1, 2], Sampling(max_tokens=5))
 
 
 @pytest.mark.parametrize(("fault", "tries"), [(httpx.ConnectTimeout, 4), (httpx.ReadTimeout, 1)])
@@ -133,7 +151,7 @@ def test_a_server_that_takes_no_connection_is_tried_again_and_one_that_is_silent
 
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", time_out)
     with pytest.raises(EngineError) as raised:
-        client.generate([1], max_tokens=1)
+        client.generate([1], Sampling(max_tokens=1))
     assert len(asked) == tries
     assert isinstance(raised.value, EngineSilent) == (fault is httpx.ReadTimeout)
     if fault is httpx.ConnectTimeout:
@@ -164,7 +182,7 @@ def test_counters_are_summed_over_engines_and_subtract() -> None:
 def test_measuring_keeps_the_order_and_sums_runs_up(engine: AnsweringEngine, client: Client) -> None:
     engine.metrics = METRICS
     warm_up(client, [[1]], concurrency=1)
-    runs = [run(client, part, max_tokens=5, concurrency=2) for part in ([[1], [2]], [[3]])]
+    runs = [run(client, part, sampling=Sampling(5), concurrency=2) for part in ([[1], [2]], [[3]])]
     measured = summary(runs)
     assert measured.output_tokens == 15
     assert measured.answers == [[5, 6, 7, 8, 2]] * 3
@@ -345,9 +363,13 @@ def test_an_answer_of_another_shape_is_the_engines_fault(
     engine.answer = lambda payload: (200, lie)
     engine.stream = lambda payload: iter([lie])
     for ask in (
-        lambda: client.generate([1, 2], max_tokens=4),
+        lambda: client.generate([1, 2], Sampling(max_tokens=4)),
         lambda: client.extract([1, 2]),
-        lambda: client.stream([1, 2], max_tokens=4) if lie != LIES["more than was asked"] else client.extract([1, 2]),
+        lambda: (
+            client.stream([1, 2], Sampling(max_tokens=4))
+            if lie != LIES["more than was asked"]
+            else client.extract([1, 2])
+        ),
         lambda: client.tokenize_chat([{"role": "user", "content": "x"}]),
     ):
         with pytest.raises(EngineError, match="engine|answer"):
@@ -367,7 +389,7 @@ def test_counters_that_are_no_numbers_are_not_read(engine: AnsweringEngine, clie
 def test_a_refusal_of_another_shape_is_a_refusal(engine: AnsweringEngine, client: Client) -> None:
     engine.answer = lambda payload: (400, ["no"])
     with pytest.raises(RequestRefused, match="no"):
-        client.generate([1], max_tokens=1)
+        client.generate([1], Sampling(max_tokens=1))
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 5000 + ".safetensors", "loop.safetensors", "", "folder.safetensors"])

@@ -8,10 +8,8 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
 
 from infra.config.round import TargetConfig
 from infra.errors import MissingTarget
@@ -113,64 +111,6 @@ fetch_target(TargetConfig(name="Tiny", source="hf://org/model@main"), Path(sys.a
     environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hub"), "NO_PROXY": "*"}
     done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
     assert "MissingTarget: org/model@main could not be downloaded" in done.stderr
-    assert_nothing_left(tmp_path / "models")
-
-
-class Hub:
-    """A model hub in the place of ``snapshot_download``: it breaks off between two files of weights, once."""
-
-    def __init__(self, size: int = 8) -> None:
-        self.size, self.downloads, self.found = size, 0, False
-
-    def __call__(self, repository: str, *, local_dir: Path, dry_run: bool = False, **_: object) -> object:
-        if dry_run:
-            return [SimpleNamespace(file_size=self.size, will_download=True)]
-        first, begun = local_dir / "model-1.safetensors", local_dir / ".cache" / "huggingface" / "download"
-        self.found = first.exists()
-        assert not any(local_dir.rglob("*.incomplete")), "what was begun is not left to fill the disk"
-        begun.mkdir(parents=True, exist_ok=True)
-        (begun / f"{self.downloads}.incomplete").write_bytes(b"half")
-        self.downloads += 1
-        first.write_text("{}")
-        if not self.found:
-            raise ConnectionError("the line broke")
-        for name in ("config.json", "tokenizer.json", "model-2.safetensors"):
-            (local_dir / name).write_text("{}")
-        return str(local_dir)
-
-
-def test_a_snapshot_that_broke_off_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub, models = Hub(), tmp_path / "models"
-    monkeypatch.setattr("huggingface_hub.snapshot_download", hub)
-    for source in ("hf://org/model@main", "hf://org/model@other"):
-        with pytest.raises(MissingTarget, match="fetching Tiny failed: the line broke"):
-            fetch_target(target(source), models, tmp_path / "cache")
-        assert not hub.found, "what came of another revision is not mixed in"
-    folder = fetch_target(target("hf://org/model@other"), models, tmp_path / "cache")
-    assert hub.found
-    names = ["config.json", "model-1.safetensors", "model-2.safetensors", "tokenizer.json"]
-    assert sorted(item.name for item in folder.iterdir()) == names
-    assert sorted(item.name for item in models.iterdir()) == [".Tiny.lock", "Tiny"]
-
-
-def test_a_snapshot_that_does_not_fit_is_refused_before_its_first_byte(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub = Hub(size=10**18)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", hub)
-    with pytest.raises(MissingTarget, match=r"org/model needs 1000000000\.0 GB more and .* GB are free"):
-        fetch_target(target("hf://org/model@main"), tmp_path / "models", tmp_path / "cache")
-    assert hub.downloads == 0
-    assert_nothing_left(tmp_path / "models")
-
-
-def test_an_error_without_words_is_told_by_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise LocalEntryNotFoundError("")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    with pytest.raises(MissingTarget, match=r"could not be downloaded: LocalEntryNotFoundError\."):
-        fetch_target(target("hf://org/model@main"), tmp_path / "models", tmp_path / "cache")
     assert_nothing_left(tmp_path / "models")
 
 

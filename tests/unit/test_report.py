@@ -333,6 +333,14 @@ class TestCard:
         assert address in card.card(build(versions={"git": address}))
 
 
+def test_how_answers_were_sampled_is_told_in_report_and_card() -> None:
+    result = build(sampling={"answers": "greedy, repetition_penalty 1.05", "measured answers": "temperature 0.7"})
+    for text in (markdown.report(result, {}), card.card(result)):
+        assert "| answers | greedy, repetition_penalty 1.05 |" in text
+        assert "| measured answers | temperature 0.7 |" in text
+    assert "measured answers" not in markdown.report(build(), {}), "reports of before do not say it"
+
+
 def test_a_stored_report_reads_back_as_it_was_even_with_what_is_not_a_number() -> None:
     whole = build()
     odd = whole.evaluation.predicted.model_copy(update={"conditional": (0.4, float("nan"), 0.0)})

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from standin.answering import AnsweringEngine, answering
 
+from infra.config.round import GenerateConfig
 from infra.engines.client.bench import run, warm_up
-from infra.engines.client.client import Client, RequestRefused
+from infra.engines.client.client import Client, RequestRefused, Sampling
 from infra.engines.client.counters import SpecCounters
 from infra.engines.sglang.capture import plugin_digest
 from infra.engines.sglang.dialect import SglangDialect
@@ -71,7 +72,7 @@ def counts(steps: int, drafts: int, by_length: list[int]) -> Answer:
 
 
 def test_an_answer_is_token_ids_and_every_sampling_value_is_named(engine: AnsweringEngine, client: Client) -> None:
-    made = client.generate([1, 2, 3], max_tokens=9, temperature=0.5, top_p=0.9, seed=4)
+    made = client.generate([1, 2, 3], Sampling(max_tokens=9, temperature=0.5, top_p=0.9, seed=4))
     assert (made.token_ids, made.finish_reason, made.prompt_ids) == ([7, 8, 2], "stop", [1, 2, 3])
     [sent] = engine.requests
     assert sent["input_ids"] == [1, 2, 3]
@@ -79,8 +80,12 @@ def test_an_answer_is_token_ids_and_every_sampling_value_is_named(engine: Answer
         "max_new_tokens": 9, "temperature": 0.5, "top_p": 0.9, "sampling_seed": 4, "top_k": -1, "min_p": 0.0,
         "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0,
     }  # fmt: skip
+    said = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05}
+    said |= {"presence_penalty": 1.5, "frequency_penalty": 0.5}
+    client.generate([1], Sampling.of(GenerateConfig.model_validate(said), max_tokens=3))
+    assert engine.requests[-1]["sampling_params"].items() >= said.items()
     engine.answer = lambda payload: (200, answer(payload, finish={"type": "length", "length": 3}))
-    assert client.generate([1], max_tokens=3).finish_reason == "length"
+    assert client.generate([1], Sampling(max_tokens=3)).finish_reason == "length"
 
 
 @pytest.mark.parametrize(
@@ -97,25 +102,25 @@ def test_an_answer_is_token_ids_and_every_sampling_value_is_named(engine: Answer
 def test_what_is_no_answer_is_an_error(engine: AnsweringEngine, client: Client, change: Answer, words: str) -> None:
     engine.answer = lambda payload: (200, answer(payload) | change)
     with pytest.raises(EngineError, match=words) as caught:
-        client.generate([1, 2, 3], max_tokens=3)
+        client.generate([1, 2, 3], Sampling(max_tokens=3))
     assert not isinstance(caught.value, RequestRefused)
 
 
 def test_a_refused_request_is_told_apart_however_it_is_said(engine: AnsweringEngine, client: Client) -> None:
     engine.answer = lambda payload: (400, {"error": {"message": "longer than the model's context length"}})
     with pytest.raises(RequestRefused, match="longer than the model's context length"):
-        client.generate([1], max_tokens=3)
+        client.generate([1], Sampling(max_tokens=3))
     abort = {"type": "abort", "status_code": 400, "message": "exceeds the maximum allowed length"}
     engine.answer = lambda payload: (200, answer(payload, finish=abort))
     with pytest.raises(RequestRefused, match="exceeds the maximum"):
-        client.generate([1], max_tokens=3)
+        client.generate([1], Sampling(max_tokens=3))
     assert len(engine.requests) == 2
 
 
 @pytest.mark.parametrize("stream", [grown, added])
 def test_a_stream_is_read_whether_its_events_grow_or_add(engine: AnsweringEngine, client: Client, stream: Any) -> None:
     engine.stream = stream
-    timed = client.stream([1, 2], max_tokens=5)
+    timed = client.stream([1, 2], Sampling(max_tokens=5))
     assert (timed.token_ids, timed.finish_reason, timed.pieces) == ([5, 6, 7, 8, 2], "stop", 2)
     assert timed.gaps_seconds[0] == timed.gaps_seconds[1] == timed.gaps_seconds[2]
 
@@ -123,19 +128,19 @@ def test_a_stream_is_read_whether_its_events_grow_or_add(engine: AnsweringEngine
 def test_a_stream_that_breaks_off_is_an_error(engine: AnsweringEngine, client: Client) -> None:
     engine.stream = lambda payload: iter(list(added(payload))[:2])
     with pytest.raises(EngineError, match="ended after 4 tokens"):
-        client.stream([1, 2], max_tokens=5)
+        client.stream([1, 2], Sampling(max_tokens=5))
     engine.stream = lambda payload: iter([*list(added(payload))[:1], {"error": {"message": "scheduler died"}}])
     with pytest.raises(EngineError, match="scheduler died"):
-        client.stream([1, 2], max_tokens=5)
+        client.stream([1, 2], Sampling(max_tokens=5))
 
 
 def test_counters_are_summed_over_the_answers(engine: AnsweringEngine, client: Client) -> None:
-    client.generate([1], max_tokens=3)
+    client.generate([1], Sampling(max_tokens=3))
     assert client.spec_counters() is None
     shares = iter((counts(4, 3, [1, 1, 0, 2]), {}, counts(3, 3, [2, 1])))
     engine.answer = lambda payload: (200, answer(payload, **next(shares)))
     for _ in range(3):
-        client.generate([1], max_tokens=3)
+        client.generate([1], Sampling(max_tokens=3))
     counters = client.spec_counters()
     assert counters == SpecCounters(7, 21, 8, (4, 2, 2))
     assert counters.acceptance_length == pytest.approx(1 + 8 / 7)
@@ -143,7 +148,7 @@ def test_counters_are_summed_over_the_answers(engine: AnsweringEngine, client: C
 
 def test_a_measurement_has_the_shares_of_its_own_answers(engine: AnsweringEngine, client: Client) -> None:
     warm_up(client, [[1]], concurrency=1)
-    measured = run(client, [[1], [2]], max_tokens=5, concurrency=2)
+    measured = run(client, [[1], [2]], sampling=Sampling(5), concurrency=2)
     assert measured.counters == SpecCounters(2, 6, 0, (0, 0, 0))
 
 

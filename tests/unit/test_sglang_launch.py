@@ -84,6 +84,7 @@ def test_extraction_loads_the_plugin_and_tells_it_the_layers(
     assert list(Path(path[0]).glob("*.dist-info/entry_points.txt"))
     assert made.env["EAGLE3_CAPTURE_STAGING"] == str(tmp_path)
     assert json.loads(made.env["EAGLE3_CAPTURE_IDS"]) == [1, 14, 26]
+    assert made.command[made.command.index("--sampling-defaults") + 1] == "openai"
     assert made.command.count("--disable-radix-cache") == made.command.count("--disable-cuda-graph") == 1
     generating = launch(settings, "generate", device=device)
     assert not [name for name in generating.env if name.startswith("EAGLE3_")]

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from infra.config.keys import decisive
 from infra.config.load import build_round, load_round, round_file
+from infra.config.round import EvaluateConfig, GenerateConfig
 from infra.round.keys import Inputs, StepKeys, step_keys
 
 INPUTS = Inputs("revision", "prompts", "evaluation", {"vllm": "0.32.0", "speculators": "0.9.0"})
@@ -26,6 +28,8 @@ def changed(one: StepKeys, other: StepKeys) -> tuple[str, ...]:
     [
         ({"generate.max_tokens": 64}, "answers"),
         ({"prompts.template_args": {"enable_thinking": False}}, "answers"),
+        ({"generate.repetition_penalty": 1.1}, "answers"),
+        ({"evaluate.temperature": 0.7, "evaluate.top_k": 20}, "eval"),
         ({"prepare.heldout": 0.2}, "samples"),
         ({"extract.taps": [3, 15, 27]}, "hidden"),
         ({"extract.shard_bytes": 1 << 20}, "hidden"),
@@ -37,6 +41,17 @@ def changed(one: StepKeys, other: StepKeys) -> tuple[str, ...]:
 )
 def test_a_changed_input_redoes_what_depends_on_it(override: dict[str, Any], first: str) -> None:
     assert changed(keys(), keys(override)) == STEPS[STEPS.index(first) :]
+
+
+def test_sampling_values_that_came_later_are_in_no_key_at_their_default() -> None:
+    """Rounds that are done did not know them, and did what the defaults say."""
+    generate, evaluate = decisive(GenerateConfig()), decisive(EvaluateConfig())
+    assert {"temperature", "top_p"} < set(generate)
+    assert "temperature" in evaluate
+    later = {"top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
+    assert not later & set(generate)
+    assert not (later | {"top_p"}) & set(evaluate)
+    assert decisive(GenerateConfig(presence_penalty=1.5))["presence_penalty"] == 1.5
 
 
 @pytest.mark.parametrize(

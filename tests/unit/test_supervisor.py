@@ -15,7 +15,7 @@ from standin.waiting import more, wait_for
 
 from infra.config.round import EngineConfig, RungConfig, TargetShape
 from infra.config.settings import Settings
-from infra.engines.client.client import Client
+from infra.engines.client.client import Client, Sampling
 from infra.engines.client.flights import Flights
 from infra.engines.launch import Launch, LaunchRequest
 from infra.engines.server.notice import Notice
@@ -196,7 +196,7 @@ def serving(settings: Settings) -> Iterator[Callable[[str], tuple[Server, Flight
 
 def ask(server: Server, flights: Flights, sample: str) -> None:
     with Client(server.base_url, timeout=60) as client, flights.of(sample):
-        client.generate([1, 2, 3], max_tokens=3)
+        client.generate([1, 2, 3], Sampling(max_tokens=3))
 
 
 @pytest.mark.parametrize(

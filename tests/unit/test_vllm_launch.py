@@ -52,6 +52,7 @@ def test_the_rungs_own_flags_and_environment_win(settings: Settings) -> None:
     assert flag(made.command, "--max-num-seqs") == "17"
     assert made.served_name in made.command
     assert made.served_name != launch(settings, "generate").served_name
+    assert flag(made.command, "--generation-config") == "vllm", "the target's sampling defaults stay out"
     assert "--enforce-eager" in made.command
     assert "--speculative-config" not in made.command
     assert "--trust-remote-code" not in made.command

@@ -8,7 +8,7 @@ from itertools import accumulate
 from operator import add
 from typing import TypeVar
 
-from infra.engines.client.client import Client, Timed
+from infra.engines.client.client import Client, Sampling, Timed
 from infra.engines.client.counters import SpecCounters
 from infra.engines.client.flights import Flights
 from infra.engines.client.pool import run_pool
@@ -76,7 +76,7 @@ def warm_up(
     client: Client, prompts: Sequence[Sequence[int]], *, concurrency: int, flights: Flights | None = None
 ) -> None:
     """Send a few prompts that are in no figure."""
-    send = (flights or Flights()).around(partial(client.stream, max_tokens=WARMUP_TOKENS))
+    send = (flights or Flights()).around(partial(client.stream, sampling=Sampling(WARMUP_TOKENS)))
     _drain(run_pool(prompts, send, concurrency))
 
 
@@ -84,10 +84,8 @@ def run(
     client: Client,
     prompts: Sequence[Sequence[int]],
     *,
-    max_tokens: int,
-    temperature: float = 0.0,
+    sampling: Sampling,
     concurrency: int,
-    seed: int = 0,
     flights: Flights | None = None,
 ) -> Run:
     """Send all prompts, ``concurrency`` at a time, and time the answers token by token.
@@ -95,17 +93,14 @@ def run(
     Args:
         client: a client of a server with profile ``bench``, warmed up.
         prompts: token ids.
-        max_tokens: longest answer, tokens.
-        temperature: 0 is greedy.
+        sampling: how every answer is sampled.
         concurrency: most requests in flight; how many were is measured.
-        seed: sampling seed.
         flights: where the requests are told, for whoever watches the server.
 
     Raises:
         EngineError: a request failed; a measurement with holes is none.
     """
-    stream = partial(client.stream, max_tokens=max_tokens, temperature=temperature, seed=seed)
-    send = (flights or Flights()).around(stream)
+    send = (flights or Flights()).around(partial(client.stream, sampling=sampling))
 
     def answer(item: tuple[int, Sequence[int]]) -> tuple[int, Timed, Span]:
         begin = time.perf_counter()

@@ -17,7 +17,7 @@ from infra.engines.client.dialect import Dialect, Extraction, Generation, Reques
 from infra.engines.vllm.dialect import VllmDialect
 from infra.errors import EngineError
 
-__all__ = ["Client", "EngineSilent", "Extraction", "Generation", "RequestRefused", "Timed"]
+__all__ = ["Client", "EngineSilent", "Extraction", "Generation", "RequestRefused", "Sampling", "Timed"]
 
 RETRIES = 3
 BACKOFF_SECONDS = 0.5
@@ -75,32 +75,29 @@ class Client:
             base_url=base_url, timeout=httpx.Timeout(timeout, connect=10.0), limits=limits, trust_env=False
         )
 
-    def generate(
-        self, prompt_ids: Sequence[int], *, max_tokens: int, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0
-    ) -> Generation:
+    def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
         """The target's answer to a prompt.
 
         Raises:
             RequestRefused: the engine does not take this prompt.
             EngineError: the server cannot be reached, fails, or answered something that is not an answer.
         """
-        dialect, sampling = self._dialect, Sampling(max_tokens, temperature, top_p, seed)
+        dialect = self._dialect
         reply = self._json("POST", dialect.completions, lambda: dialect.completion(prompt_ids, sampling))
         with _understood(dialect.completions):
             self._count(reply)
             answer = dialect.answer(prompt_ids, reply)
-        if len(answer.token_ids) > max_tokens:
+        if len(answer.token_ids) > sampling.max_tokens:
             raise EngineError(
-                f"the engine answered {len(answer.token_ids)} tokens", expected=f"at most {max_tokens}, as it was asked"
+                f"the engine answered {len(answer.token_ids)} tokens",
+                expected=f"at most {sampling.max_tokens}, as it was asked",
             )
         return answer
 
-    def stream(
-        self, prompt_ids: Sequence[int], *, max_tokens: int, temperature: float = 0.0, top_p: float = 1.0, seed: int = 0
-    ) -> Timed:
+    def stream(self, prompt_ids: Sequence[int], sampling: Sampling) -> Timed:
         """As :meth:`generate`, timed token by token; never retried, since a second try would not be a measurement."""
         path = self._dialect.completions
-        payload = self._dialect.completion(prompt_ids, Sampling(max_tokens, temperature, top_p, seed), stream=True)
+        payload = self._dialect.completion(prompt_ids, sampling, stream=True)
         started = time.perf_counter()
         token_ids: list[int] = []
         moments: list[tuple[float, int]] = []

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
+from infra.config.sampling import SAMPLING, SamplingConfig
 from infra.engines.client.counters import SpecCounters
 from infra.errors import EngineError
 
@@ -14,19 +15,34 @@ class RequestRefused(EngineError):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an answer is sampled.
+    """How an answer is sampled; greedy, and nothing but the target's own logits, unless more is said.
 
     Args:
         max_tokens: longest answer, tokens.
         temperature: 0 is greedy.
         top_p: share of the probability that is sampled from.
         seed: sampling seed.
+        top_k: sampled from so many of the likeliest tokens; 0 is no bound.
+        min_p: least probability of what is sampled, as a share of the likeliest token's.
+        repetition_penalty: divides the logits of tokens that are there already; 1 is none.
+        presence_penalty: taken from the logits of tokens that the answer has; 0 is none.
+        frequency_penalty: the same, once for each time.
     """
 
     max_tokens: int
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    @classmethod
+    def of(cls, config: SamplingConfig, max_tokens: int, seed: int = 0) -> Self:
+        """What a section of the round says."""
+        return cls(max_tokens, seed=seed, **{name: getattr(config, name) for name in SAMPLING})
 
 
 @dataclass(frozen=True)
@@ -83,7 +99,7 @@ class Dialect(Protocol):
     """Path of the page with the counters of speculative decoding; None when each answer has its own share."""
 
     def completion(self, prompt_ids: Sequence[int], sampling: Sampling, *, stream: bool = False) -> dict[str, Any]:
-        """A request that names every sampling value, so that no default of the model's generation_config gets in."""
+        """A request that names every sampling value, so that no default of the target's generation_config gets in."""
         ...
 
     def answer(self, prompt_ids: Sequence[int], reply: Mapping[str, Any]) -> Generation:

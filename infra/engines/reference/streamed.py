@@ -24,6 +24,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from infra.engines.reference.dequantise import QUANTISED, dequantised
 from infra.errors import EngineError
 from infra.targets.target import weight_files
+from infra.targets.text_config import text_part
 
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 OUTER = re.compile(r"^(?:model\.)?language_model\.")
@@ -160,7 +161,7 @@ def _compute_buffers(model: Any) -> None:
 
 def _raw(folder: Path) -> dict[str, Any]:
     raw: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    return raw | raw.get("text_config", {})
+    return raw | dict(text_part(raw))
 
 
 def _text_config(folder: Path, trust_remote_code: bool) -> Any:

@@ -5,12 +5,15 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+from infra.config.sampling import SAMPLING
 from infra.engines.client.counters import SpecCounters
 from infra.engines.client.dialect import Extraction, Generation, Piece, RequestRefused, Sampling, check_prompt, ids_of
 from infra.engines.sglang.capture import RID_PREFIX, captured
 from infra.errors import EngineError, ExtractionFault
 
 FINISHED = ("stop", "length")
+ALL = -1
+"""SGLang's ``top_k`` for no bound; it refuses 0."""
 
 
 class SglangDialect:
@@ -25,15 +28,9 @@ class SglangDialect:
 
         The seed counts only in a server with ``--enable-deterministic-inference``.
         """
-        values = {
+        values = {name: getattr(sampling, name) for name in SAMPLING} | {
             "max_new_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": -1,
-            "min_p": 0.0,
-            "frequency_penalty": 0.0,
-            "presence_penalty": 0.0,
-            "repetition_penalty": 1.0,
+            "top_k": sampling.top_k or ALL,
             "sampling_seed": sampling.seed,
         }
         return {

@@ -88,6 +88,8 @@ class Sglang:
             "--random-seed", "0",
             "--grammar-backend", "none",
             "--disable-radix-cache",
+            # The target's own sampling defaults stay out.
+            "--sampling-defaults", "openai",
             "--incremental-streaming-output",
             "--log-level-http", "warning",
         ]  # fmt: skip

@@ -17,17 +17,7 @@ class VllmDialect:
 
     def completion(self, prompt_ids: Sequence[int], sampling: Sampling, *, stream: bool = False) -> dict[str, Any]:
         """See :class:`~infra.engines.client.dialect.Dialect`."""
-        payload: dict[str, Any] = {
-            "prompt": list(prompt_ids),
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": -1,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "seed": sampling.seed,
-            "return_token_ids": True,
-        }
+        payload = {"prompt": list(prompt_ids), **vars(sampling), "return_token_ids": True}
         return payload | {"stream": True} if stream else payload
 
     def answer(self, prompt_ids: Sequence[int], reply: Mapping[str, Any]) -> Generation:
@@ -47,7 +37,7 @@ class VllmDialect:
 
     def extraction(self, token_ids: Sequence[int]) -> dict[str, Any]:
         """See :class:`~infra.engines.client.dialect.Dialect`."""
-        return {"prompt": list(token_ids), "max_tokens": 1, "temperature": 0.0, "return_token_ids": True}
+        return self.completion(token_ids, Sampling(max_tokens=1))
 
     def extracted(self, token_ids: Sequence[int], reply: Mapping[str, Any]) -> Extraction:
         """See :class:`~infra.engines.client.dialect.Dialect`."""

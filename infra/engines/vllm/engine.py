@@ -76,6 +76,8 @@ class Vllm:
             "--max-num-seqs", str(request.concurrency),
             "--seed", "0",
             "--no-enable-prefix-caching",
+            # The target's own sampling defaults stay out; where its answers end is still read from its files.
+            "--generation-config", "vllm",
             "--disable-uvicorn-access-log",
         ]  # fmt: skip
         if config.tensor_parallel > 1:
