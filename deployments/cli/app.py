@@ -4,11 +4,13 @@ import errno
 import signal
 import sys
 from types import FrameType
+from typing import Annotated
 
 import typer
 
 from deployments.cli import clean, doctor, engines, front, gpu, output, plan, round, stack, status, target
-from deployments.environment import reach_loopback
+from deployments.environment import reach_loopback, stand_in_for_flows
+from infra import __version__
 from infra.errors import Eagle3Error, ProcessFailed
 
 MACHINE_FAULTS = frozenset(
@@ -18,10 +20,8 @@ MACHINE_FAULTS = frozenset(
 """What a file or folder of the machine can be to blame for, rather than the code."""
 
 app = typer.Typer(
-    help="From a served model to a measured EAGLE-3 draft, as Prefect flows.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 app.command("up")(stack.up)
 app.command("down")(stack.down)
@@ -38,6 +38,21 @@ app.add_typer(target.app, name="target", help="The models that are served.")
 app.add_typer(engines.app, name="engines", help="The Python environments of flows and engines.")
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"eagle3 {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def whole(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """From a served model to a measured EAGLE-3 draft, as Prefect flows."""
+
+
 def main() -> int:
     """Run the command line: a foreseeable error is one sentence on stderr and status 1, any other is shown whole.
 
@@ -45,6 +60,7 @@ def main() -> int:
     """
     output.facts_printed = False
     reach_loopback()
+    stand_in_for_flows()
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
     try:

@@ -26,11 +26,11 @@ from deployments.cli.output import size
 from deployments.cli.rounds import parse_overrides
 from deployments.environment import STACK, reach_loopback, server_environment, worker_environment
 from deployments.launch import SERVER_WORDS
-from deployments.processes import Process, find, start_detached
 from deployments.profile import Earlier
 from deployments.record import Record, write_record
 from infra.config.settings import Settings
 from infra.errors import ConfigError, ProcessFailed
+from infra.machine.detached import Detached, find, start_detached
 from infra.machine.gpus.readings import Gpu, GpuReport
 from infra.store.objects import ObjectStore
 
@@ -202,7 +202,7 @@ def test_a_file_that_is_not_deployed_is_not_taken_for_the_deployed_round_of_its_
 def test_what_a_killed_command_left_is_found_and_nobody_elses(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def server(environment: dict[str, str]) -> Process:
+    def server(environment: dict[str, str]) -> Detached:
         command = [sys.executable, "-c", "import time; time.sleep(600)", "-m", "prefect", "server", "start"]
         return start_detached(command, environment, tmp_path, tmp_path / "log")
 
@@ -414,16 +414,16 @@ def test_stopping_ends_the_whole_tree(tmp_path: Path) -> None:
     parent = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {stubborn!r}]); time.sleep(600)"
     process = start_detached([sys.executable, "-c", parent], dict(os.environ), tmp_path, tmp_path / "log")
     said = tmp_path / "child"
-    child = Process.of(int(wait_for(lambda: said.read_text() if said.exists() else "", "the child says its pid")))
+    child = Detached.of(int(wait_for(lambda: said.read_text() if said.exists() else "", "the child says its pid")))
     assert [one.alive for one in (process, child)] == [True, True]
     process.stop(grace_seconds=0.3)
     assert [one.alive for one in (process, child)] == [False, False]
 
 
 def test_a_reused_pid_is_another_process() -> None:
-    mine = Process.of(os.getpid())
+    mine = Detached.of(os.getpid())
     assert mine.alive
-    stranger = Process(mine.pid, "another-boot:1")
+    stranger = Detached(mine.pid, "another-boot:1")
     assert not stranger.alive
     stranger.stop()
     assert mine.alive
