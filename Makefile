@@ -25,7 +25,7 @@ round:
 
 test:
 	@whole=$$SECONDS
-	$(call step,environments,$(PYTHON) -m infra.environments.building build flows vllm-cpu sglang-cpu)
+	$(call step,environments,$(PYTHON) -m infra.environments build flows vllm-cpu sglang-cpu)
 	$(call step,ruff,$(PYTHON) -m ruff check .)
 	$(call step,mypy,$(PYTHON) -m mypy)
 	# Tests of live engines and of faults spend much of their time waiting: two lanes, the second one's output at its end.

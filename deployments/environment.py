@@ -1,9 +1,11 @@
 """Environments of the Prefect processes that this project starts, and where their checkout lies."""
 
 import os
+import sys
 from pathlib import Path
 
 from infra.config.settings import Settings
+from infra.environments.building import default_cache, environment_folder
 
 CODE = Path(__file__).resolve().parents[1]
 POOL = "eagle3"
@@ -15,6 +17,16 @@ STACK = "EAGLE3_STACK"
 def checkout() -> Path:
     """Folder with ``flows/`` and ``deployments/rounds/``: ``EAGLE3_ROOT`` if set, else the folder of this code."""
     return Path(os.environ.get("EAGLE3_ROOT") or CODE).resolve()
+
+
+def stand_in_for_flows() -> None:
+    """Let this Python's own environment be that of the flows, where it is not the locked one.
+
+    A user made it, by ``pip install -e .`` or ``uv sync``; ``EAGLE3_ENV_FLOWS`` comes first.
+    """
+    own = Path(sys.prefix)
+    if own != environment_folder("flows", default_cache()) and (own / "bin" / "python").exists():
+        os.environ.setdefault("EAGLE3_ENV_FLOWS", str(own))
 
 
 def api_url(port: int) -> str:

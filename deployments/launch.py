@@ -12,10 +12,11 @@ from deployments.automations import ensure_automations, load_automations
 from deployments.catalogue import catalogue
 from deployments.deploy import deploy, parameter_schemas
 from deployments.environment import HOST, POOL, api_url, checkout, server_environment, worker_environment
-from deployments.processes import start_detached, tail
 from deployments.upkeep import WORKER, Say, ensure_gpu_limit, ensure_pool, settle
 from infra.config.settings import Settings
 from infra.errors import ProcessFailed
+from infra.machine.detached import start_detached
+from infra.machine.logtail import last_lines
 from infra.machine.processes.guarded import Guarded, Spec, reap
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def _wait(ready: Callable[[], bool], process: Handle, log: Path, what: str, say:
         if time.monotonic() > deadline:
             trouble = f"was not ready after {START_SECONDS:.0f} s"
         if trouble:
-            raise ProcessFailed(f"{what} {trouble}; its log {log} ends with:\n{tail(log)}\n")
+            raise ProcessFailed(f"{what} {trouble}; its log {log} ends with:\n{last_lines(log, 15) or '(no log)'}\n")
         time.sleep(0.2)
 
 

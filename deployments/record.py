@@ -7,10 +7,10 @@ from typing import Literal
 from pydantic import BaseModel, ValidationError
 
 from deployments.environment import api_url
-from deployments.processes import Process, current
 from deployments.profile import Earlier
 from infra.config.settings import Settings
 from infra.errors import ProcessFailed
+from infra.machine.detached import Detached, this_process
 
 
 class Record(BaseModel):
@@ -21,9 +21,9 @@ class Record(BaseModel):
 
     mode: Literal["up", "round"]
     port: int
-    server: Process
-    worker: Process
-    owner: Process
+    server: Detached
+    worker: Detached
+    owner: Detached
     started_at: datetime
     earlier: Earlier | None = None
 
@@ -70,13 +70,13 @@ def write_record(
     settings: Settings, mode: Literal["up", "round"], port: int, pids: tuple[int, int], earlier: Earlier | None = None
 ) -> Record:
     """Remember that server and worker (``pids``) now run."""
-    server, worker = (Process.of(pid) for pid in pids)
+    server, worker = (Detached.of(pid) for pid in pids)
     record = Record(
         mode=mode,
         port=port,
         server=server,
         worker=worker,
-        owner=current(),
+        owner=this_process(),
         started_at=datetime.now(UTC),
         earlier=earlier,
     )

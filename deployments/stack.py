@@ -13,13 +13,13 @@ from deployments import profile
 from deployments.api import connect, healthy
 from deployments.environment import STACK, api_url
 from deployments.launch import SERVER_WORDS, WORKER_WORDS, bring_up, detached, guarded
-from deployments.processes import find, port_holder
 from deployments.record import Record, forget, read_record, running, write_record
 from deployments.upkeep import Say, cancel_all, settle
 from infra.config.settings import Settings
 from infra.errors import ProcessFailed
+from infra.machine.detached import find
 from infra.machine.filelock import exclusive
-from infra.machine.host import free_port, port_in_use
+from infra.machine.host import free_port, port_holder, port_in_use
 
 ANSWER_SECONDS = 60.0
 """How long a server that runs may take to answer: on a busy machine that is no sign that it is broken."""

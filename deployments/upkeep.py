@@ -8,7 +8,7 @@ from uuid import UUID
 
 from deployments.api import LIVE, connect, runs
 from deployments.environment import POOL
-from deployments.processes import find
+from infra.machine.detached import find
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

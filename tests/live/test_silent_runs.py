@@ -18,9 +18,9 @@ from deployments.automations import ensure_automations, load_automations
 from deployments.catalogue import TAG, Entry
 from deployments.deploy import deploy
 from deployments.environment import api_url, client_environment, server_environment
-from deployments.processes import start_detached
 from deployments.upkeep import ensure_pool
 from infra.config.settings import Settings
+from infra.machine.detached import start_detached
 from infra.machine.host import free_port
 
 WITHIN = timedelta(seconds=20)

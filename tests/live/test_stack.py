@@ -18,8 +18,8 @@ import pytest
 from standin.processes import living
 from standin.waiting import wait_for
 
-from deployments.processes import find
 from infra.config.load import ROUNDS
+from infra.machine.detached import find
 from infra.machine.host import free_port, port_in_use
 
 CODE = Path(__file__).resolve().parents[2]

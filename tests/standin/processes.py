@@ -4,7 +4,7 @@ from pathlib import Path
 
 import psutil
 
-from deployments.processes import find
+from infra.machine.detached import find
 
 
 def running(process: int | psutil.Process) -> bool:

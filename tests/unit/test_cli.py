@@ -24,11 +24,11 @@ from deployments.cli.app import app, main
 from deployments.cli.rounds import parse_overrides
 from deployments.environment import STACK, server_environment, worker_environment
 from deployments.launch import SERVER_WORDS
-from deployments.processes import Process, current, find, start_detached
 from deployments.profile import Earlier
 from deployments.record import Record, write_record
 from infra.config.settings import Settings
 from infra.errors import ConfigError, ProcessFailed
+from infra.machine.detached import Detached, find, start_detached, this_process
 from infra.machine.gpus.readings import Gpu, GpuReport
 from infra.store.objects import ObjectStore
 from infra.units import size
@@ -201,7 +201,7 @@ def test_a_file_that_is_not_deployed_is_not_taken_for_the_deployed_round_of_its_
 def test_what_a_killed_command_left_is_found_and_nobody_elses(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def server(environment: dict[str, str]) -> Process:
+    def server(environment: dict[str, str]) -> Detached:
         command = [sys.executable, "-c", "import time; time.sleep(600)", "-m", "prefect", "server", "start"]
         return start_detached(command, environment, tmp_path, tmp_path / "log")
 
@@ -388,16 +388,16 @@ def test_stopping_ends_the_whole_tree(tmp_path: Path) -> None:
     parent = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {stubborn!r}]); time.sleep(600)"
     process = start_detached([sys.executable, "-c", parent], dict(os.environ), tmp_path, tmp_path / "log")
     said = tmp_path / "child"
-    child = Process.of(int(wait_for(lambda: said.read_text() if said.exists() else "", "the child says its pid")))
+    child = Detached.of(int(wait_for(lambda: said.read_text() if said.exists() else "", "the child says its pid")))
     assert [one.alive for one in (process, child)] == [True, True]
     process.stop(grace_seconds=0.3)
     assert [one.alive for one in (process, child)] == [False, False]
 
 
 def test_a_reused_pid_is_another_process() -> None:
-    mine = Process.of(os.getpid())
+    mine = Detached.of(os.getpid())
     assert mine.alive
-    stranger = Process(mine.pid, "another-boot:1")
+    stranger = Detached(mine.pid, "another-boot:1")
     assert not stranger.alive
     stranger.stop()
     assert mine.alive
@@ -586,6 +586,6 @@ def test_a_long_start_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(launch, "SAY_SECONDS", 0.3)
     said: list[str] = []
     log = tmp_path / "server.log"
-    launch._wait(lambda: len(said) >= 2, current(), log, "the Prefect server", said.append)
+    launch._wait(lambda: len(said) >= 2, this_process(), log, "the Prefect server", said.append)
     assert said[0].startswith("waiting for the Prefect server (")
     assert str(log) in said[0]

@@ -41,7 +41,7 @@ def test_plugins_import_nothing_of_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["-m", "infra.environments.building", "status"], ["-c", "import infra.machine.processes.guard"]]
+    "arguments", [["-m", "infra.environments", "status"], ["-c", "import infra.machine.processes.guard"]]
 )
 def test_bare_python_is_enough(arguments: list[str], tmp_path: Path) -> None:
     """Environments are built, and guards run, where nothing is installed."""
