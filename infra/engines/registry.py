@@ -9,9 +9,20 @@ from importlib.util import find_spec
 from infra.config.settings import Settings
 from infra.engines.launch import Engine, Launch, LaunchRequest, Profile
 from infra.engines.server.server import Server
-from infra.errors import EngineError
+from infra.environments.descriptions import LOCKS, describe, pins
+from infra.errors import EngineError, EnvironmentBuildError
 
-__all__ = ["Engine", "Launch", "LaunchRequest", "Profile", "Server", "engine_version", "find_engine", "start"]
+__all__ = [
+    "Engine",
+    "Launch",
+    "LaunchRequest",
+    "Profile",
+    "Server",
+    "engine_version",
+    "find_engine",
+    "planned_version",
+    "start",
+]
 
 
 def find_engine(name: str) -> Engine:
@@ -48,3 +59,20 @@ def engine_version(engine: str, device: str, settings: Settings) -> str:
         EnvironmentBuildError: its environment is not built.
     """
     return find_engine(engine).version(device, settings)
+
+
+def planned_version(engine: str, device: str, settings: Settings) -> str:
+    """As :func:`engine_version`; where the environment is not built, the version that its lock will bring.
+
+    Raises:
+        EngineError: there is no such engine, or its environment does not hold a version that this project knows.
+    """
+    try:
+        return engine_version(engine, device, settings)
+    except EnvironmentBuildError:
+        description = describe(f"{engine}-{device}")
+        return next(
+            pinned[description.version_of]
+            for pinned in (pins(LOCKS / lock) for lock in description.locks)
+            if description.version_of in pinned
+        )

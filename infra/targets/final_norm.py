@@ -1,15 +1,16 @@
 """The norm between the last decoder layer and the head."""
 
-import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from safetensors import safe_open
 
+from infra.config.weights import NORM, find_stored
 from infra.errors import ConfigError
-from infra.targets.target import Target, weight_files
+from infra.targets.target import Target, read_json
+from infra.targets.text import open_text, text_part
 
-NORMS = ("model.norm.weight", "language_model.model.norm.weight")
 PLAIN_RMS_NORM = frozenset(
     {
         "llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gpt_oss", "glm4", "glm4_moe", "deepseek_v2",
@@ -44,13 +45,27 @@ class FinalNorm:
         Raises:
             ConfigError: a weight is zero, so that nothing gives back its component.
         """
+        self.check_invertible()
+        return normed.float() / self.weight
+
+    def check_invertible(self) -> None:
+        """Raises ConfigError where a weight is zero."""
         if zeros := int((self.weight == 0).sum()):
             raise ConfigError(
                 f"{zeros} weights of the target's final norm are zero: what it normed cannot be told from its output",
                 expected="an engine that gives the final state before the norm",
                 fix="extract with vllm",
             )
-        return normed.float() / self.weight
+
+
+def check_final_norm(name: str, family: str) -> None:
+    """See that the final norm of a family is known here.
+
+    Raises:
+        ConfigError: it is not known to be a plain RMSNorm.
+    """
+    if family not in PLAIN_RMS_NORM:
+        raise _unknown(name, family)
 
 
 def read_final_norm(target: Target) -> FinalNorm:
@@ -59,16 +74,11 @@ def read_final_norm(target: Target) -> FinalNorm:
     Raises:
         ConfigError: it is not known to be a plain RMSNorm, or its weight is not in the target's files.
     """
-    config = json.loads((target.path / "config.json").read_text())
-    text = config.get("text_config", config)
-    if target.shape.family not in PLAIN_RMS_NORM or "rms_norm_eps" not in text:
-        raise ConfigError(
-            f"the final norm of target {target.name} ({target.shape.family}) is not known to be a plain RMSNorm; "
-            "others, such as LayerNorm or one with weights (1 + w), have another rule",
-            expected=f"one of the families {', '.join(sorted(PLAIN_RMS_NORM))}, with rms_norm_eps in config.json",
-            fix="read the family's norm and add it, with its rule, to infra/targets/final_norm.py",
-        )
-    return FinalNorm(read_tensor(target, NORMS), float(text["rms_norm_eps"]))
+    check_final_norm(target.name, target.shape.family)
+    eps = _eps(target.path)
+    if eps is None:
+        raise _unknown(target.name, target.shape.family)
+    return FinalNorm(read_tensor(target, NORM), float(eps))
 
 
 def read_tensor(target: Target, names: tuple[str, ...]) -> torch.Tensor:
@@ -77,11 +87,21 @@ def read_tensor(target: Target, names: tuple[str, ...]) -> torch.Tensor:
     Raises:
         ConfigError: they hold none.
     """
-    files = weight_files(target.path)
-    for name in names:
-        for path in files:
-            with safe_open(path, framework="pt") as weights:
-                if name in weights.keys():  # noqa: SIM118 (safe_open is no mapping)
-                    tensor: torch.Tensor = weights.get_tensor(name).float()
-                    return tensor
-    raise ConfigError(f"target {target.name} has none of the tensors {', '.join(names)}")
+    stored = find_stored(target.path, names)
+    with safe_open(stored.file, framework="pt") as weights:
+        tensor: torch.Tensor = weights.get_tensor(stored.name).float()
+    return tensor
+
+
+def _eps(folder: Path) -> float | None:
+    said = text_part(read_json(folder / "config.json")).get("rms_norm_eps")
+    return said if said is not None else getattr(open_text(folder), "rms_norm_eps", None)
+
+
+def _unknown(name: str, family: str) -> ConfigError:
+    return ConfigError(
+        f"the final norm of target {name} ({family}) is not known to be a plain RMSNorm; "
+        "others, such as LayerNorm or one with weights (1 + w), have another rule",
+        expected=f"one of the families {', '.join(sorted(PLAIN_RMS_NORM))}, with rms_norm_eps in config.json",
+        fix="read the family's norm and add it, with its rule, to infra/targets/final_norm.py",
+    )

@@ -116,7 +116,7 @@ def read_shape(folder: Path) -> TargetShape:
         ConfigError: config.json lacks a field that planning needs, or has another type there.
     """
     config = read_json(folder / "config.json")
-    text = config.get("text_config", config)
+    text = config.get("text_config") or config
     try:
         return TargetShape(
             layers=text["num_hidden_layers"],

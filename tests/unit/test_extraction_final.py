@@ -110,7 +110,7 @@ def test_the_norm_is_read_with_the_targets_own_epsilon(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "config"), [("gemma3_text", {"rms_norm_eps": 1e-6}), ("llama", {"layer_norm_eps": 1e-5})]
+    ("family", "config"), [("gemma3_text", {"rms_norm_eps": 1e-6}), ("gpt2", {"layer_norm_epsilon": 1e-5})]
 )
 def test_other_norms_are_refused_by_name(tmp_path: Path, family: str, config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"\({family}\) is not known to be a plain RMSNorm"):
