@@ -5,12 +5,15 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import typer
 
 from deployments.cli.output import Json, print_json, print_table, say
+from deployments.cli.rounds import Set, open_round
+from infra.config.round import RoundConfig
 from infra.config.settings import Settings
 from infra.errors import Eagle3Error
 from infra.units import size
@@ -30,9 +33,13 @@ class Check:
     fix: str = ""
 
 
-def doctor(as_json: Json = False) -> None:
-    """Check the machine; exit status 1 if something stands in the way of a round."""
-    checks = examine(Settings())
+def doctor(
+    name: Annotated[str | None, typer.Argument(help="A round to check, too: its name, or its YAML file.")] = None,
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Check the machine, and a round if one is named; exit status 1 if something stands in the way."""
+    checks = examine(Settings(), open_round(name, overrides) if name is not None else None)
     blocked = any(check.state == "fault" for check in checks)
     if as_json:
         print_json({"fit": not blocked, "checks": [asdict(check) for check in checks]})
@@ -43,8 +50,12 @@ def doctor(as_json: Json = False) -> None:
     raise typer.Exit(1 if blocked else 0)
 
 
-def examine(settings: Settings) -> list[Check]:
-    """Every check, in the order printed; one that fails to look is a fault by itself."""
+def examine(settings: Settings, config: RoundConfig | None = None) -> list[Check]:
+    """Every check, in the order printed; one that fails to look is a fault by itself.
+
+    Args:
+        config: a round whose target, engines, trainer and layouts are checked, too.
+    """
     groups: tuple[Callable[[Settings], Iterator[Check]], ...] = (
         _python,
         _environments,
@@ -55,13 +66,14 @@ def examine(settings: Settings) -> list[Check]:
         _store,
         _server,
         _leftovers,
+        *((partial(_round, config),) if config is not None else ()),
     )
     checks: list[Check] = []
     for group in groups:
         try:
             checks.extend(group(settings))
         except Eagle3Error as error:
-            checks.append(Check(group.__name__.strip("_"), "fault", error.what, error.fix))
+            checks.append(Check(getattr(group, "__name__", "_round").strip("_"), "fault", error.what, error.fix))
     return checks
 
 
@@ -227,3 +239,21 @@ def _leftovers(settings: Settings) -> Iterator[Check]:
         f"{size(held)} of earlier runs in {settings.scratch_dir}" if held else "empty or in use",
         "they are taken up by the next run of the same round, or delete the folder" if held else "",
     )
+
+
+def _round(config: RoundConfig, settings: Settings) -> Iterator[Check]:
+    """What the round cannot do anywhere, and what of it this machine cannot."""
+    from infra.machine.gpus.readings import gpus
+    from infra.round.checks import refusals
+    from infra.round.preflight import machine_faults
+
+    found = [*refusals(config, settings), *machine_faults(config, gpus())]
+    for said in found:
+        yield Check(f"round {config.name}", "fault", *_halves(said))
+    if not found:
+        yield Check(f"round {config.name}", "ok", "target, engines, trainer and layouts can do what it asks")
+
+
+def _halves(said: str) -> tuple[str, str]:
+    what, _, fix = said.partition(" To mend it: ")
+    return what, fix

@@ -20,25 +20,34 @@ def plan(
 ) -> None:
     """Show samples, tokens, disk, memory, time, and which steps are already done.
 
-    Exit status 1 if the plan gate would refuse the round here.
+    Exit status 1 if the round would be refused, with every reason: its target, engines, trainer or layout cannot do
+    what it asks, or it does not fit here.
     """
     config = open_round(name, overrides)
     from infra.errors import GateError
+    from infra.machine.gpus.readings import gpus
+    from infra.round.checks import refusals
     from infra.round.context import Round
+    from infra.round.preflight import machine_faults
     from infra.steps.plan import make_plan, plan_gate
 
     say(f"reading the prompts of {config.name} ...")
-    result, refused = make_plan(Round(config, Settings())), ""
+    settings = Settings()
+    result = make_plan(Round(config, settings))
+    lacks = tuple(f"this machine cannot run it: {fault}" for fault in machine_faults(config, gpus()))
+    result = result.model_copy(update={"notes": (*result.notes, *lacks)})
+    say("asking engines and trainer what they cannot do ...")
+    refused = refusals(config, settings)
     try:
         plan_gate(config, result)
     except GateError as error:
-        refused = str(error)
+        refused.append(str(error))
     if as_json:
-        print_json(result.model_dump(mode="json") | {"refused": refused})
+        print_json(result.model_dump(mode="json") | {"refused": " ".join(refused)})
     else:
         show(result)
-        if refused:
-            print(f"here the round would be refused: {refused}")
+        for reason in refused:
+            print(f"here the round would be refused: {reason}")
     raise typer.Exit(1 if refused else 0)
 
 

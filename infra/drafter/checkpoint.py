@@ -88,17 +88,18 @@ def settle(root: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda item: item.step)
 
 
-def verify_draft(folder: Path, shape: DraftShape) -> None:
-    """Check that ``folder`` holds the draft that was asked for.
+def verify_config(config: Mapping[str, Any], shape: DraftShape, where: str) -> None:
+    """Check that a draft's config.json is of the draft that was asked for.
+
+    Args:
+        where: the draft in words, e.g. ``the draft in /folder``.
 
     Raises:
-        TrainingError: naming the first field or tensor that is not as asked, or not finite.
+        TrainingError: naming the first field that is not as asked.
     """
-    config = read_config(folder)
     layer = config["transformer_layer_config"]
-    size = shape.draft_vocab_size or shape.vocab_size
     wanted = {
-        "draft_vocab_size": (config.get("draft_vocab_size"), size),
+        "draft_vocab_size": (config.get("draft_vocab_size"), shape.draft_vocab_size or shape.vocab_size),
         "taps": (tuple(config.get("eagle_aux_hidden_state_layer_ids") or ()), shape.taps),
         "norm_before_residual": (config.get("norm_before_residual"), False),
         "norm_before_fc": (config.get("norm_before_fc", False), shape.norm_before_fc),
@@ -110,11 +111,22 @@ def verify_draft(folder: Path, shape: DraftShape) -> None:
     }
     for name, (found, expected) in wanted.items():
         if found != expected:
-            raise TrainingError(
-                f"the draft in {folder} has {name} {found!r}",
-                expected=repr(expected),
-                fix=f"delete {folder} and start the round again",
-            )
+            raise TrainingError(f"{where} has {name} {found!r}", expected=repr(expected))
+
+
+def verify_draft(folder: Path, shape: DraftShape) -> None:
+    """Check that ``folder`` holds the draft that was asked for.
+
+    Raises:
+        TrainingError: naming the first field or tensor that is not as asked, or not finite.
+    """
+    try:
+        verify_config(read_config(folder), shape, f"the draft in {folder}")
+    except TrainingError as error:
+        raise TrainingError(
+            error.what, expected=error.expected, fix=f"delete {folder} and start the round again"
+        ) from error
+    size = shape.draft_vocab_size or shape.vocab_size
     shapes = {
         "fc.weight": [shape.hidden_size, shape.hidden_size * len(shape.taps)],
         "lm_head.weight": [size, shape.hidden_size],

@@ -2,20 +2,22 @@
 
 Read in SGLang 0.5.14 to 0.5.23: models/llama_eagle3.py (constructor and ``load_weights``),
 model_executor/model_runner_components/spec_aux_hidden_state.py (0.5.14 to 0.5.16: model_executor/model_runner.py) for
-``eagle_config``, and ``init_lm_head`` of speculative/eagle_worker_v2.py. SGLang skips tensors it does not know and
-leaves those it misses as they happen to be in memory, both without a word, so every name is checked here.
+``eagle_config``, and ``init_lm_head`` of speculative/eagle_worker_v2.py; in 0.5.14 to 0.5.17 and 0.5.23:
+layers/rotary_embedding. SGLang skips tensors it does not know and leaves those it misses as they happen to be in
+memory, both without a word, so every name is checked here.
 """
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
 
-from infra.config.version import dotted, read_version
+from infra.config.version import Version, dotted, read_version
 from infra.drafter.checkpoint import WEIGHTS, read_config, write_draft
 from infra.errors import ConfigError, TrainingError
 
@@ -25,6 +27,9 @@ LEFT_OUT = frozenset({"t2d", "embed_tokens.weight"})
 NOT_CARRIED = frozenset({"layer_types", "sliding_window", "use_sliding_window", "num_aux_hidden_states"})
 """Fields of the layer config that say nothing of a draft with full attention, but might switch a window on."""
 NORM_BEFORE_FC_SINCE = (0, 5, 17)
+YARN_MSCALE_SINCE = (0, 5, 16)
+"""Until 0.5.15 YaRN's ``mscale`` and ``mscale_all_dim`` are ignored (layers/rotary_embedding/factory.py)."""
+ROPE_TYPES = frozenset({"default", "linear", "dynamic", "llama3", "yarn"})
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,55 @@ class LayerNumbers:
         """The versions in words."""
         return self.since if self.since == self.until else f"{self.since} to {self.until}"
 
+    def for_draft(self, config: Mapping[str, Any]) -> "LayerNumbers":
+        """These ids, for the versions that read the rest of the draft's config as it was trained, too."""
+        since = max(read_version(self.since), *needed(config).values(), (0, 0, 0))
+        return replace(self, since=dotted(since))
+
+
+def needed(config: Mapping[str, Any]) -> dict[str, Version]:
+    """What of a draft is understood only from a version of SGLang on: what it is -> that version."""
+    rope = config.get("transformer_layer_config", {}).get("rope_parameters") or {}
+    found: dict[str, Version] = {}
+    if config.get("norm_before_fc", False):
+        found["norm_before_fc"] = NORM_BEFORE_FC_SINCE
+    if _same(_trained_attention_factor(rope), _served_attention_factor(rope, YARN_MSCALE_SINCE)) and not _same(
+        _trained_attention_factor(rope), _served_attention_factor(rope, (0, 0, 0))
+    ):
+        found["YaRN with mscale and mscale_all_dim"] = YARN_MSCALE_SINCE
+    return found
+
+
+def _trained_attention_factor(rope: Mapping[str, Any]) -> float:
+    """What rotary cosines and sines are multiplied by in training (transformers' ``_compute_yarn_parameters``)."""
+    if rope.get("rope_type") != "yarn":
+        return 1.0
+    if (said := rope.get("attention_factor")) is not None:
+        return float(said)
+    factor, mscale, all_dim = rope.get("factor"), rope.get("mscale"), rope.get("mscale_all_dim")
+    if mscale and all_dim:
+        return _yarn_mscale(factor, mscale) / _yarn_mscale(factor, all_dim)
+    return _yarn_mscale(factor)
+
+
+def _served_attention_factor(rope: Mapping[str, Any], version: Version) -> float:
+    """The same in SGLang (``YaRNScalingRotaryEmbedding``), which does not know ``attention_factor``."""
+    if rope.get("rope_type") != "yarn":
+        return 1.0
+    factor, mscale, all_dim = rope.get("factor"), rope.get("mscale"), rope.get("mscale_all_dim")
+    more = float(rope.get("attn_factor") or 1.0)
+    if version >= YARN_MSCALE_SINCE and mscale is not None and all_dim is not None:
+        return more * _yarn_mscale(factor, mscale) / _yarn_mscale(factor, all_dim)
+    return more * _yarn_mscale(factor)
+
+
+def _yarn_mscale(factor: float | None, mscale: float = 1.0) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor and factor > 1 else 1.0
+
+
+def _same(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-6)
+
 
 def inexpressible(config: Mapping[str, Any], version: str) -> str:
     """What SGLang cannot express of a draft, in one sentence; "" when it can serve it as it is.
@@ -62,13 +116,16 @@ def inexpressible(config: Mapping[str, Any], version: str) -> str:
         ConfigError: what it says depends on the version, which cannot be read.
     """
     layer = config.get("transformer_layer_config", {})
-    width = layer.get("hidden_size")
-    found = {
+    width, rope = layer.get("hidden_size"), layer.get("rope_parameters") or {}
+    kind = rope.get("rope_type", "default")
+    later = {
+        f"{name} (known from SGLang {dotted(since)} on)": read_version(version) < since
+        for name, since in needed(config).items()
+    }
+    found = later | {
         "norm_before_residual (SGLang keeps the residual as it was before the norm)": config.get(
             "norm_before_residual", False
         ),
-        f"norm_before_fc (known from SGLang {dotted(NORM_BEFORE_FC_SINCE)} on)": config.get("norm_before_fc", False)
-        and read_version(version) < NORM_BEFORE_FC_SINCE,
         "fc_norm (no name of its tensors is known here)": config.get("fc_norm", False),
         "embed_requires_grad (SGLang puts the target's embedding in the draft's place)": config.get(
             "embed_requires_grad", False
@@ -81,6 +138,11 @@ def inexpressible(config: Mapping[str, Any], version: str) -> str:
         "mlp_bias (its draft layers have no biases)": layer.get("mlp_bias", False),
         f"hidden_act {layer.get('hidden_act')} (it knows silu only)": layer.get("hidden_act", "silu") != "silu",
         "sliding windows": "sliding_attention" in (layer.get("layer_types") or ()),
+        f"rotary positions of type {kind} (no reading of it was compared)": kind not in ROPE_TYPES,
+        "YaRN with an attention_factor, or without a factor": not _same(
+            _trained_attention_factor(rope), _served_attention_factor(rope, YARN_MSCALE_SINCE)
+        )
+        or (kind == "yarn" and not rope.get("factor")),
     }
     names = [name for name, is_so in found.items() if is_so]
     return f"SGLang {version} cannot express {', '.join(names)}" if names else ""
@@ -133,6 +195,7 @@ def write_sglang(draft: Path, out: Path, numbers: LayerNumbers) -> Path:
         raise TrainingError(
             f"the draft in {draft} has not the tensors that SGLang loads: {', '.join(sorted(wrong))} missing or unknown"
         )
+    numbers = numbers.for_draft(config)
     texts = {
         "config.json": _json(sglang_config(config, numbers.ids)),
         PROVENANCE: _json(

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from infra.config.keys import key12
 from infra.config.round import TrainConfig
-from infra.drafter.checkpoint import Checkpoint, DraftShape, best, settle, verify_draft
-from infra.drafter.dataset import BACKEND, DatasetFacts, write_dataset
+from infra.drafter.checkpoint import Checkpoint, best, settle, verify_draft
+from infra.drafter.dataset import DatasetFacts, write_dataset
+from infra.drafter.job import REPOSITORY, TrainJob, trainer_command
 from infra.drafter.progress import FULL, INTERRUPTED, EventFile, History, StepMetrics, TrainProgress, Validation
+from infra.drafter.verifier import write_verifier
 from infra.drafter.vocabulary import choose_vocabulary, token_frequencies
 from infra.errors import DiskFull, GateError, TrainingError
 from infra.machine.gpus.choice import device_environment
@@ -25,9 +26,7 @@ from infra.machine.logtail import last_lines
 from infra.machine.processes.guarded import Guarded, Spec, clean_environment
 from infra.store.objects import store_environment
 from infra.store.samples import Sample
-from infra.targets.target import Target
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 POLL_SECONDS = 0.25
 STOP_SECONDS = 5.0
 START_SECONDS = 1800.0
@@ -36,70 +35,6 @@ START_SECONDS = 1800.0
 
 class TrainerKilled(TrainingError):
     """A signal ended the trainer, most often the kernel's when memory runs out, or it hung; another attempt goes on."""
-
-
-@dataclass(frozen=True)
-class TrainJob:
-    """One training.
-
-    Args:
-        config: the draft and how it is trained.
-        target: the model it is for.
-        device: what it trains on.
-        taps: taps stored in the hidden states and fed to the draft, ascending, without L.
-        states_url: the store's URL.
-        states_prefix: path of the hidden states in the store; row numbers are the samples'.
-        draft_vocab_size: tokens the draft can propose; None for all.
-        workdir: folder of this training, kept between attempts: an attempt goes on where the last one was killed.
-        free_bytes: room that a checkpoint must leave on the file system of ``workdir``; it waits for it.
-        visible: GPUs to use, as CUDA_VISIBLE_DEVICES names them; empty for whatever this process sees.
-    """
-
-    config: TrainConfig
-    target: Target
-    device: Literal["cpu", "cuda"]
-    taps: tuple[int, ...]
-    states_url: str
-    states_prefix: str
-    draft_vocab_size: int | None
-    workdir: Path
-    free_bytes: int = 0
-    visible: tuple[str, ...] = ()
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the trainer's checkpoints."""
-        return self.workdir / "checkpoints"
-
-    @property
-    def dataset(self) -> Path:
-        """Folder of the trainer's dataset."""
-        return self.workdir / "dataset"
-
-    @property
-    def events(self) -> Path:
-        """The trainer's JSON lines."""
-        return self.workdir / "events.jsonl"
-
-    @property
-    def log(self) -> Path:
-        """The trainer's output."""
-        return self.workdir / "trainer.log"
-
-    @property
-    def shape(self) -> DraftShape:
-        """What the draft must look like."""
-        whole = self.target.shape.vocab_size
-        size = self.draft_vocab_size if self.draft_vocab_size is not None and self.draft_vocab_size < whole else None
-        return DraftShape(
-            taps=self.taps,
-            layers=self.config.layers,
-            hidden_size=self.target.shape.hidden_size,
-            vocab_size=whole,
-            draft_vocab_size=size,
-            norm_before_fc=self.config.norm_before_fc,
-            norm_output=self.config.norm_output,
-        )
 
 
 @dataclass(frozen=True)
@@ -152,15 +87,16 @@ def train(
         python: interpreter that has speculators; None for this one.
 
     Raises:
+        ConfigError: the target is not one that the trainer can be handed.
         DiskFull: the trainer found no room; the complete checkpoints are kept, and the next call goes on from them.
         TrainerKilled: a signal ended the trainer or its guard, or it hung and was ended; the next call goes on from
             the last whole checkpoint.
         TrainingError: the trainer failed, or ended without what was asked for.
         GateError: no loss, NaN, dropped samples, interrupted, or too few steps.
     """
-    if job.device == "cpu" and job.config.devices > 1:
-        raise TrainingError("training on CPU uses one process", expected="train.devices: 1")
-    vocabulary = choose_vocabulary(token_frequencies(samples), job.draft_vocab_size, job.target.shape.vocab_size)
+    check_devices(job.config, job.device)
+    frequencies = token_frequencies(samples)
+    vocabulary = choose_vocabulary(frequencies, job.draft_vocab_size, job.target.shape.vocab_size)
     job.workdir.mkdir(parents=True, exist_ok=True)
     facts = write_dataset(samples, job.dataset, vocabulary)
     _keep_or_clear(job, facts)
@@ -172,52 +108,20 @@ def train(
         history.take(event, check=False)
     reused = history.total > 0 and history.finished_at == history.total and bool(checkpoints)
     if not reused:
+        write_verifier(job.target, job.verifier)
         _run(job, facts, python or Path(sys.executable), run_dir, history, events, on_metrics, on_short)
         checkpoints = settle(job.checkpoints)
     return _result(job, history, checkpoints, vocabulary.coverage if vocabulary else 1.0, reused)
 
 
-def trainer_command(job: TrainJob, facts: DatasetFacts, python: Path) -> tuple[str, ...]:
-    """The command line of the trainer's process."""
-    config, on_cpu = job.config, job.device == "cpu"
-    size = job.shape.draft_vocab_size
-    launcher: tuple[str, ...] = ("-m",)
-    if config.devices > 1:
-        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.devices), "-m")
-    layers = tuple(str(layer) for layer in range(config.layers))
-    return (
-        *(str(python), *launcher, "infra.drafter.trainer_entry"),
-        *("--events", str(job.events), "--device", job.device, "--free-bytes", str(job.free_bytes)),
-        *("--speculator-type", "eagle3", "--verifier-name-or-path", str(job.target.path)),
-        *(("--trust-remote-code",) if job.target.trust_remote_code else ()),
-        *("--data-path", str(job.dataset), "--save-path", str(job.checkpoints), "--log-dir", str(job.workdir / "logs")),
-        *("--hidden-states-backend", BACKEND, "--states-url", job.states_url, "--states-prefix", job.states_prefix),
-        *("--on-missing", "raise", "--train-data-ratio", repr(facts.ratio)),
-        *("--target-layer-ids", *(str(tap) for tap in job.taps)),
-        # Full attention and this residual order are what both vLLM and SGLang can serve.
-        *("--draft-arch", "llama", "--num-layers", str(config.layers), "--full-attention-indices", *layers),
-        "--no-norm-before-residual",
-        "--norm-before-fc" if config.norm_before_fc else "--no-norm-before-fc",
-        "--norm-output" if config.norm_output else "--no-norm-output",
-        # EAGLE-3 masks nothing; without an id the trainer would load the target's tokenizer to find one.
-        *("--mask-token-id", "0"),
-        *(("--draft-vocab-size", str(size)) if size is not None else ()),
-        *("--total-seq-len", str(config.sequence_tokens), "--ttt-steps", str(config.draft_steps)),
-        *("--optimizer", config.optimizer, "--lr", repr(config.learning_rate)),
-        *("--scheduler-type", config.scheduler, "--scheduler-warmup-ratio", repr(config.warmup)),
-        *("--epochs", str(config.epochs), *(("--max-steps", str(config.max_steps)) if config.max_steps else ())),
-        *("--checkpoint-freq", repr(1 / config.checkpoints_per_epoch), "--seed", str(config.seed), "--log-freq", "1"),
-        *(CPU_ARGUMENTS if on_cpu else CUDA_ARGUMENTS),
-        *config.extra_args,
-    )
+def check_devices(config: TrainConfig, device: str) -> None:
+    """See that the trainer can use as many devices.
 
-
-# No loader processes: they would take cores from the steps. float32: CPUs without bf16 convert every operand.
-CPU_ARGUMENTS = (
-    *("--draft-attn-impl", "sdpa", "--loss-implementation", "eager"),
-    *("--hidden-states-dtype", "float32", "--num-workers", "0"),
-)
-CUDA_ARGUMENTS = ("--hidden-states-dtype", "bfloat16", "--num-workers", "4")
+    Raises:
+        TrainingError: it cannot.
+    """
+    if device == "cpu" and config.devices > 1:
+        raise TrainingError("training on CPU uses one process", expected="train.devices: 1")
 
 
 def _keep_or_clear(job: TrainJob, facts: DatasetFacts) -> None:

@@ -168,13 +168,18 @@ def use_cpu() -> None:
     checkpointer.get_current_device = lambda: "cpu"
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run one training to its end."""
+def own_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """(the arguments that are ours, those of ``speculators train``)."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
     parser.add_argument("--free-bytes", type=int, default=0)
-    own, rest = parser.parse_known_args(arguments)
+    return parser.parse_known_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run one training to its end."""
+    own, rest = own_arguments(arguments)
     events = Events(own.events)
     StoreTrainer.events, StoreTrainer.device, StoreTrainer.free_bytes = events, own.device, own.free_bytes
     cli.Trainer = StoreTrainer  # type: ignore[misc]
@@ -186,7 +191,7 @@ def main(arguments: Sequence[str]) -> None:
 
     cli.setup_metric_logger = setup_with_events  # type: ignore[assignment]
     try:
-        config = TrainConfig.resolve(list(rest))
+        config = TrainConfig.resolve(rest)
         if own.device == "cpu":
             use_cpu()
         cli.main(config)

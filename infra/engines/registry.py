@@ -10,7 +10,8 @@ from typing import cast
 from infra.config.settings import Settings
 from infra.engines.launch import Engine, Launch, LaunchRequest, Profile
 from infra.engines.server.server import Server
-from infra.errors import EngineError
+from infra.environments.descriptions import LOCKS, describe, pins
+from infra.errors import EngineError, EnvironmentBuildError
 
 __all__ = [
     "ENGINES",
@@ -21,6 +22,7 @@ __all__ = [
     "Server",
     "engine_version",
     "find_engine",
+    "planned_version",
     "start",
 ]
 
@@ -60,3 +62,20 @@ def engine_version(engine: str, device: str, settings: Settings) -> str:
         EnvironmentBuildError: its environment is not built.
     """
     return find_engine(engine).version(device, settings)
+
+
+def planned_version(engine: str, device: str, settings: Settings) -> str:
+    """As :func:`engine_version`; where the environment is not built, the version that its lock will bring.
+
+    Raises:
+        EngineError: there is no such engine, or its environment does not hold a version that this project knows.
+    """
+    try:
+        return engine_version(engine, device, settings)
+    except EnvironmentBuildError:
+        description = describe(f"{engine}-{device}")
+        return next(
+            pinned[description.version_of]
+            for pinned in (pins(LOCKS / lock) for lock in description.locks)
+            if description.version_of in pinned
+        )

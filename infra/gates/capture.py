@@ -6,19 +6,13 @@ from infra.engines.client.extraction import States
 from infra.errors import GateError
 from infra.targets.final_norm import read_final_norm, read_tensor
 from infra.targets.target import Target
+from infra.targets.weights import HEAD
 
 AGREEMENT = 0.98
 NEAR_TIE = 0.05
 """Two logits closer than this share of the logits' spread are a tie in bf16 and not counted."""
 PROBES = 256
 MINIMUM = 20
-
-HEADS = (
-    "lm_head.weight",
-    "language_model.lm_head.weight",
-    "model.embed_tokens.weight",
-    "language_model.model.embed_tokens.weight",
-)
 
 
 class Head:
@@ -30,7 +24,7 @@ class Head:
 
     def __init__(self, target: Target) -> None:
         self._norm = read_final_norm(target)
-        self._head = read_tensor(target, HEADS)
+        self._head = read_tensor(target, HEAD)
 
     def normed(self, final: torch.Tensor) -> torch.Tensor:
         """Final states [..., hidden] after the norm, float32."""

@@ -5,21 +5,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.config.round import RoundConfig, TargetShape
-from infra.config.settings import Settings
+from infra.config.round import TargetShape
 from infra.config.version import dotted
 from infra.drafter.checkpoint import read_config
 from infra.drafter.sglang_format import LayerNumbers, inexpressible, write_sglang
 from infra.engines.layer_ids import RULES, engine_layer_ids, find_rule
-from infra.engines.registry import engine_version
-from infra.errors import EngineError, EnvironmentBuildError
+from infra.engines.limits import wrapper_fault
+from infra.errors import EngineError
 from infra.results import Layout
 from infra.round.context import Round
-
-NO_CPU_SERVING = (
-    "SGLang cannot serve an EAGLE-3 draft on the CPU (its draft backend wants kernels that no wheel has): "
-    "set serve_with: vllm, or engines.sglang.device: cuda"
-)
+from infra.targets.target import Target
 
 
 def draft_folder(round_: Round) -> Path:
@@ -69,8 +64,9 @@ def layouts(round_: Round, published: str) -> tuple[Layout, ...]:
         numbers = sglang_numbers(round_.config.extract.taps, round_.target.shape, round_.versions.get("sglang"))
     except EngineError as error:
         return plain, Layout(engine="sglang", why_not=error.what)
-    if reason := inexpressible(config, numbers.version):
+    if reason := wrapper_fault("sglang", round_.target) or inexpressible(config, numbers.version):
         return plain, Layout(engine="sglang", why_not=reason)
+    numbers = numbers.for_draft(config)
     other = Layout(
         engine="sglang",
         published=f"{published}/sglang",
@@ -98,52 +94,26 @@ def sglang_numbers(taps: Sequence[int], shape: TargetShape, version: str | None)
     return LayerNumbers(version, dotted(rule.since), dotted(rule.until), tuple(taps), tuple(ids))
 
 
-def sglang_version(config: RoundConfig, settings: Settings) -> str | None:
-    """The installed SGLang, when the round uses it and it is installed."""
-    if "sglang" not in config.used_engines:
-        return None
-    try:
-        return engine_version("sglang", config.engines["sglang"].device, settings)
-    except (EngineError, EnvironmentBuildError):
-        return None
-
-
-def sglang_faults(config: RoundConfig, shape: TargetShape, version: str | None, serves: bool = True) -> list[str]:
-    """What SGLang cannot do of what the round asks of it; empty where the round does not use it.
+def layout_note(
+    taps: Sequence[int], shape: TargetShape, version: str | None, draft: Mapping[str, Any], target: Target | None = None
+) -> str:
+    """What the plan says of SGLang's layout: the taps in its numbering, or why there will be none.
 
     Args:
-        version: the installed SGLang; None: taken as the newest one that is known.
-        serves: whether drafts will be served; False where hidden states are all that is wanted.
+        draft: what is known of the draft's config.json before it is trained.
+        target: the target; None while it is not here.
     """
-    if "sglang" not in config.used_engines:
-        return []
     try:
-        numbers = sglang_numbers(config.extract.taps, shape, version)
-    except EngineError as error:
-        return [str(error)]
-    if not serves or config.serve_with != "sglang":
-        return []
-    found = [NO_CPU_SERVING] if config.engines["sglang"].device == "cpu" else []
-    if reason := inexpressible(planned_draft(config), numbers.version):
-        found.append(f"{reason}: set serve_with: vllm, or train without it")
-    return found
-
-
-def layout_note(config: RoundConfig, shape: TargetShape, version: str | None) -> str:
-    """What the plan says of SGLang's layout: the taps in its numbering, or why there will be none."""
-    try:
-        numbers = sglang_numbers(config.extract.taps, shape, version)
+        numbers = sglang_numbers(taps, shape, version)
     except EngineError as error:
         return f"the draft will not be published in SGLang's layout: {error.what}"
-    if reason := inexpressible(planned_draft(config), numbers.version):
+    wrapped = wrapper_fault("sglang", target) if target is not None else None
+    if reason := wrapped or inexpressible(draft, numbers.version):
         return f"the draft will not be published in SGLang's layout: {reason}"
-    taps, ids = (", ".join(map(str, numbers)) for numbers in (numbers.taps, numbers.ids))
-    return f"taps {taps} are layer ids {ids} of sglang {numbers.version} (so numbered: {numbers.range})"
-
-
-def planned_draft(config: RoundConfig) -> Mapping[str, Any]:
-    """What is known of the draft's config.json before it is trained."""
-    return {"norm_before_fc": config.train.norm_before_fc, "norm_output": config.train.norm_output}
+    numbers = numbers.for_draft(draft)
+    said, ids = (", ".join(map(str, found)) for found in (numbers.taps, numbers.ids))
+    holds = f"so numbered: {numbers.range}" if target is None else f"the layout holds for {numbers.range}"
+    return f"taps {said} are layer ids {ids} of sglang {numbers.version} ({holds})"
 
 
 def _newest(engine: str, family: str) -> str:

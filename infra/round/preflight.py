@@ -12,7 +12,7 @@ from infra.environments.building import environment_python
 from infra.errors import ConfigError, EngineError, EnvironmentBuildError, MissingTarget
 from infra.machine.gpus.readings import GpuReport
 from infra.machine.network import network_faults
-from infra.round.layouts import sglang_faults, sglang_version
+from infra.round.checks import refusals
 from infra.store.objects import ObjectStore
 from infra.store.probe import store_faults
 from infra.targets.target import open_target
@@ -27,28 +27,30 @@ def faults(config: RoundConfig, settings: Settings, gpus: GpuReport, serves: boo
     return [
         *network_faults(),
         *map(str, store_faults(ObjectStore(settings.store))),
-        *_target_faults(config, settings, serves),
+        *_target_faults(config, settings),
+        *refusals(config, settings, serves),
         *_engine_faults(config, settings),
-        *_gpu_faults(config, gpus),
-        *(_trainer_faults(config) if serves else ()),
+        *machine_faults(config, gpus, serves),
     ]
 
 
-def _target_faults(config: RoundConfig, settings: Settings, serves: bool) -> list[str]:
-    found, shape = [], config.target.shape
+def machine_faults(config: RoundConfig, gpus: GpuReport, serves: bool = True) -> list[str]:
+    """What this machine lacks that nothing here can fetch or build."""
+    return [*_gpu_faults(config, gpus), *(_trainer_faults(config) if serves else ())]
+
+
+def _target_faults(config: RoundConfig, settings: Settings) -> list[str]:
     try:
         target = open_target(config.target, settings.models_dir)
-        shape = target.shape
+    except MissingTarget as error:
+        return [str(error)]
+    except ConfigError:
+        return []  # the checks say so
+    try:
         Chat(target)
     except (MissingTarget, ConfigError) as error:
-        found.append(str(error))
-    if shape is None:
-        return found
-    if config.extract.taps[-1] >= shape.layers:
-        found.append(f"tap {config.extract.taps[-1]} does not exist: {config.target.name} has {shape.layers} layers")
-    else:
-        found += sglang_faults(config, shape, sglang_version(config, settings), serves)
-    return found
+        return [str(error)]
+    return []
 
 
 def _engine_faults(config: RoundConfig, settings: Settings) -> list[str]:

@@ -1,6 +1,7 @@
 """What a round would need: samples, tokens, disk, memory, time, and what is done already."""
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -8,11 +9,13 @@ from infra.config.round import RoundConfig, TargetShape
 from infra.config.sampling import sampling_words
 from infra.data.prompt import Prompt
 from infra.disk.room import Place, Room, places, room_gate, rooms
+from infra.engines.registry import planned_version
 from infra.errors import ConfigError, EngineError, EnvironmentBuildError, GateError, MissingTarget
 from infra.machine.host import folder_bytes, memory_available
+from infra.round.checks import draft_by_round
 from infra.round.context import Round
 from infra.round.draft_size import draft_size, training_disk
-from infra.round.layouts import layout_note, sglang_faults, sglang_version
+from infra.round.layouts import layout_note
 from infra.round.memory import memory_needed
 from infra.round.rates import STARTS, Rates, Work, learnt_rates, reference_rates
 from infra.round.status import look
@@ -80,15 +83,10 @@ def make_plan(round_: Round, only: Collection[str] = ()) -> Plan:
         only: the steps that will run, where these are not all.
 
     Raises:
-        ConfigError: neither the target nor its shape is known, or a tap does not exist in it.
+        ConfigError: neither the target nor its shape is known.
     """
     config, notes = round_.config, list[str]()
     shape = _shape(round_, notes)
-    if config.extract.taps[-1] >= shape.layers:
-        raise ConfigError(
-            f"tap {config.extract.taps[-1]} does not exist: {config.target.name} has {shape.layers} layers",
-            expected=f"taps below {shape.layers}",
-        )
     learnt = learnt_rates(round_)
     samples, prompt_tokens = _prompts(round_, notes)
     learnt_answer = learnt.answer_tokens if learnt is not None else None
@@ -102,7 +100,7 @@ def make_plan(round_: Round, only: Collection[str] = ()) -> Plan:
     tokens = prompt_tokens + answer_tokens
     token_bytes = state_bytes_per_token(config.extract.taps, shape.hidden_size)
     keys, done = _keys(round_, notes)
-    notes += [*_layouts(round_, shape), *sampling_notes(round_)]
+    notes += [_layouts(round_, shape), *sampling_notes(round_)]
     every = _steps(round_, shape, rates, keys, done, samples, prompt_tokens, answer_tokens)
     steps = [step for step in every if not only or step.step in only]
     memory = memory_needed(config, shape, samples, *draft_size(config, shape))
@@ -242,14 +240,16 @@ def _keys(round_: Round, notes: list[str]) -> tuple[dict[str, str], set[str]]:
         return {}, set()
 
 
-def _layouts(round_: Round, shape: TargetShape) -> list[str]:
-    """Which layer ids the taps are for SGLang, and what preflight will refuse."""
-    version = sglang_version(round_.config, round_.settings)
-    faults = sglang_faults(round_.config, shape, version)
-    return [
-        layout_note(round_.config, shape, version),
-        *(f"preflight will refuse this round: {text}" for text in faults),
-    ]
+def _layouts(round_: Round, shape: TargetShape) -> str:
+    """Which layer ids the taps are for SGLang, by the version that the round uses, else the newest one known."""
+    config, version = round_.config, None
+    with suppress(EngineError):  # the checks say so
+        if "sglang" in config.used_engines:
+            version = planned_version("sglang", config.engines["sglang"].device, round_.settings)
+    target = None
+    with suppress(MissingTarget):
+        target = round_.target
+    return layout_note(config.extract.taps, shape, version, draft_by_round(config, target), target)
 
 
 def _steps(

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from infra.drafter.checkpoint import publishable, settle
+from infra.drafter.job import TrainJob
 from infra.drafter.progress import StepMetrics, TrainProgress, Validation
-from infra.drafter.trainer import TrainJob, TrainResult, train
+from infra.drafter.trainer import TrainResult, train
 from infra.progress import OnProgress, Progress
 from infra.results import TRAINING, Training, TrainPoint
 from infra.round.context import Round

@@ -6,10 +6,10 @@ import torch
 from safetensors import safe_open
 
 from infra.errors import ConfigError
-from infra.targets.target import Target, weight_files
+from infra.targets.target import Target
 from infra.targets.text_config import text_fields
+from infra.targets.weights import NORM, find_stored
 
-NORMS = ("model.norm.weight", "language_model.model.norm.weight")
 PLAIN_RMS_NORM = frozenset(
     {
         "llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gpt_oss", "glm4", "glm4_moe", "deepseek_v2",
@@ -44,13 +44,27 @@ class FinalNorm:
         Raises:
             ConfigError: a weight is zero, so that nothing gives back its component.
         """
+        self.check_invertible()
+        return normed.float() / self.weight
+
+    def check_invertible(self) -> None:
+        """Raises ConfigError where a weight is zero."""
         if zeros := int((self.weight == 0).sum()):
             raise ConfigError(
                 f"{zeros} weights of the target's final norm are zero: what it normed cannot be told from its output",
                 expected="an engine that gives the final state before the norm",
                 fix="extract with vllm",
             )
-        return normed.float() / self.weight
+
+
+def check_final_norm(name: str, family: str) -> None:
+    """See that the final norm of a family is known here.
+
+    Raises:
+        ConfigError: it is not known to be a plain RMSNorm.
+    """
+    if family not in PLAIN_RMS_NORM:
+        raise _unknown(name, family)
 
 
 def read_final_norm(target: Target) -> FinalNorm:
@@ -59,15 +73,9 @@ def read_final_norm(target: Target) -> FinalNorm:
     Raises:
         ConfigError: it is not known to be a plain RMSNorm, or its weight is not in the target's files.
     """
-    if target.shape.family not in PLAIN_RMS_NORM:
-        raise ConfigError(
-            f"the final norm of target {target.name} ({target.shape.family}) is not known to be a plain RMSNorm; "
-            "others, such as LayerNorm or one with weights (1 + w), have another rule",
-            expected=f"one of the families {', '.join(sorted(PLAIN_RMS_NORM))}",
-            fix="read the family's norm and add it, with its rule, to infra/targets/final_norm.py",
-        )
-    epsilon = text_fields(target.path, ("rms_norm_eps",), target.trust_remote_code)["rms_norm_eps"]
-    return FinalNorm(read_tensor(target, NORMS), float(epsilon))
+    check_final_norm(target.name, target.shape.family)
+    fields = text_fields(target.path, ("rms_norm_eps",), target.trust_remote_code)
+    return FinalNorm(read_tensor(target, NORM), float(fields["rms_norm_eps"]))
 
 
 def read_tensor(target: Target, names: tuple[str, ...]) -> torch.Tensor:
@@ -76,11 +84,16 @@ def read_tensor(target: Target, names: tuple[str, ...]) -> torch.Tensor:
     Raises:
         ConfigError: they hold none.
     """
-    files = weight_files(target.path)
-    for name in names:
-        for path in files:
-            with safe_open(path, framework="pt") as weights:
-                if name in weights.keys():  # noqa: SIM118 (safe_open is no mapping)
-                    tensor: torch.Tensor = weights.get_tensor(name).float()
-                    return tensor
-    raise ConfigError(f"target {target.name} has none of the tensors {', '.join(names)}")
+    stored = find_stored(target.path, names)
+    with safe_open(stored.file, framework="pt") as weights:
+        tensor: torch.Tensor = weights.get_tensor(stored.name).float()
+    return tensor
+
+
+def _unknown(name: str, family: str) -> ConfigError:
+    return ConfigError(
+        f"the final norm of target {name} ({family}) is not known to be a plain RMSNorm; "
+        "others, such as LayerNorm or one with weights (1 + w), have another rule",
+        expected=f"one of the families {', '.join(sorted(PLAIN_RMS_NORM))}, with rms_norm_eps in config.json",
+        fix="read the family's norm and add it, with its rule, to infra/targets/final_norm.py",
+    )

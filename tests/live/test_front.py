@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from infra.config.load import load_round, round_file
 from infra.config.settings import Settings
-from infra.drafter.trainer import CPU_ARGUMENTS
+from infra.drafter.job import CPU_ARGUMENTS
 from infra.engines.client.extraction import Extractor
 from infra.engines.client.front import Front
 from infra.environments.building import environment_python

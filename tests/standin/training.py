@@ -8,7 +8,7 @@ from standin.tiny import random_llama
 from transformers import LlamaForCausalLM
 
 from infra.config.round import TrainConfig
-from infra.drafter.trainer import TrainJob
+from infra.drafter.job import TrainJob
 from infra.store.hidden import ShardWriter, StatesMeta, plan_shards, state_bytes_per_token
 from infra.store.objects import ObjectStore
 from infra.store.samples import Sample
@@ -27,17 +27,19 @@ class Trainee:
     Attributes:
         url: the store with the hidden states, below ``PREFIX``.
         samples: training ones first; every one has as many tokens as the others.
+        taps: of the stored states.
     """
 
     target: Target
     url: str
     samples: list[Sample]
+    taps: tuple[int, ...] = TAPS
 
     def job(self, workdir: Path, **changes: object) -> TrainJob:
         """A training in ``workdir``; ``changes`` are fields of its ``TrainConfig``."""
         fields = {"epochs": 2, "sequence_tokens": 64, "learning_rate": 5e-3, "warmup": 0.0, **changes}
         config = TrainConfig(**fields)  # type: ignore[arg-type]
-        return TrainJob(config, self.target, "cpu", TAPS, self.url, PREFIX, draft_vocab_size=128, workdir=workdir)
+        return TrainJob(config, self.target, "cpu", self.taps, self.url, PREFIX, draft_vocab_size=128, workdir=workdir)
 
 
 def make_trainee(folder: Path) -> Trainee:
@@ -58,13 +60,28 @@ def make_trainee(folder: Path) -> Trainee:
             tokens = torch.cat([tokens, model(tokens).logits[:, -1:].argmax(-1)], dim=1)
         hidden = model(tokens, output_hidden_states=True).hidden_states
     states = torch.stack([*(hidden[tap] for tap in TAPS), last[-1]], dim=2).to(torch.bfloat16)
+    return stored_trainee(target, url, tokens, states)
+
+
+def random_trainee(target: Target, url: str, taps: tuple[int, ...]) -> Trainee:
+    """Random tokens and states for a target whose layers are nowhere."""
+    torch.manual_seed(2)
+    tokens = torch.randint(0, target.shape.vocab_size, (TRAIN + HELDOUT, PROMPT + ANSWER))
+    states = torch.randn(*tokens.shape, len(taps) + 1, target.shape.hidden_size).to(torch.bfloat16)
+    return stored_trainee(target, url, tokens, states, taps)
+
+
+def stored_trainee(
+    target: Target, url: str, tokens: torch.Tensor, states: torch.Tensor, taps: tuple[int, ...] = TAPS
+) -> Trainee:
+    """Tokens int64 [samples, tokens] and states [samples, tokens, taps + 1, hidden], put into a store."""
     counts = [tokens.shape[1]] * len(tokens)
-    plan = plan_shards(counts, state_bytes_per_token(TAPS, 64), 1 << 16)
+    plan = plan_shards(counts, state_bytes_per_token(taps, states.shape[-1]), 1 << 16)
     meta = StatesMeta(
-        taps=TAPS,
+        taps=taps,
         final="pre_norm",
         dtype="bf16",
-        hidden_size=64,
+        hidden_size=states.shape[-1],
         engine="reference",
         engine_version="1",
         target_revision="r",
@@ -81,4 +98,4 @@ def make_trainee(folder: Path) -> Trainee:
         )
         for row, ids in enumerate(tokens.tolist())
     ]  # fmt: skip
-    return Trainee(target, url, samples)
+    return Trainee(target, url, samples, taps)

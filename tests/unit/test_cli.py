@@ -314,6 +314,18 @@ def test_a_plan_that_would_be_refused_is_printed_whole_and_is_status_1(
     assert json.loads(capsys.readouterr().out)["refused"] == ""
 
 
+@pytest.mark.parametrize("command", ["plan", "doctor"])
+@pytest.mark.usefixtures("bare")
+def test_a_round_that_cannot_end_is_refused_with_every_reason(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown = str(CODE / "tests" / "cases" / "unknown-family.yaml")
+    assert run(command, unknown, "--json", monkeypatch=monkeypatch) == 1
+    said = capsys.readouterr().out
+    assert "numbers the captured layers of a 'phi3' target is not known" in said
+    assert "the final norm of target phi3-target (phi3) is not known" in said
+
+
 def test_rendering_says_what_it_wrote_as_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

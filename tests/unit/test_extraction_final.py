@@ -114,7 +114,9 @@ def test_an_epsilon_that_is_not_written_is_the_librarys(tmp_path: Path) -> None:
     assert read_final_norm(target(tmp_path, "llama", {"model_type": "llama"}, weights)).eps == 1e-6
 
 
-def test_other_norms_are_refused_by_name(tmp_path: Path) -> None:
-    weights = {"model.norm.weight": torch.ones(HIDDEN)}
-    with pytest.raises(ConfigError, match=r"\(gemma3_text\) is not known to be a plain RMSNorm"):
-        read_final_norm(target(tmp_path, "gemma3_text", {"rms_norm_eps": 1e-6}, weights))
+@pytest.mark.parametrize(
+    ("family", "config"), [("gemma3_text", {"rms_norm_eps": 1e-6}), ("gpt2", {"layer_norm_epsilon": 1e-5})]
+)
+def test_other_norms_are_refused_by_name(tmp_path: Path, family: str, config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"\({family}\) is not known to be a plain RMSNorm"):
+        read_final_norm(target(tmp_path, family, config, {"model.norm.weight": torch.ones(HIDDEN)}))

@@ -12,17 +12,18 @@ from standin.speculators_draft import draft_config, write_draft
 from infra.config.load import build_round, load_round, round_file
 from infra.config.round import RoundConfig, TargetShape
 from infra.config.settings import Settings
-from infra.drafter.sglang_format import write_sglang
+from infra.drafter.sglang_format import inexpressible, write_sglang
 from infra.engines.layer_ids import taps_of
 from infra.errors import EngineError
 from infra.machine.gpus.readings import GpuReport
 from infra.round.context import Round
-from infra.round.layouts import layout_note, sglang_faults, sglang_numbers
+from infra.round.layouts import layout_note, sglang_numbers
 from infra.round.preflight import faults
 from infra.steps.plan import make_plan
 
 LLAMA = TargetShape(layers=30, hidden_size=576, vocab_size=49152, weight_bytes=1, family="llama")
 KIMI = TargetShape(layers=61, hidden_size=7168, vocab_size=163840, weight_bytes=1, family="deepseek_v3")
+YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64}
 NO_GPU = GpuReport(False, "no NVIDIA driver", "", ())
 
 
@@ -54,30 +55,50 @@ def test_a_version_or_family_that_nobody_read_is_refused_by_name() -> None:
         sglang_numbers((2, 15, 27), LLAMA.model_copy(update={"family": "mamba"}), None)
 
 
-def test_a_cpu_round_that_serves_with_sglang_is_refused_in_one_sentence() -> None:
-    found = sglang_faults(smoke(serve_with="sglang"), LLAMA, "0.5.23")
-    assert [text.split(":")[0] for text in found] == [
-        "SGLang cannot serve an EAGLE-3 draft on the CPU (its draft backend wants kernels that no wheel has)"
-    ]
+def test_what_is_not_known_of_sglangs_layout_is_a_note() -> None:
+    assert "will not be published in SGLang's layout" in layout_note((0, 15, 27), LLAMA, None, {})
+    assert "norm_before_fc" in layout_note((2, 15, 27), LLAMA, "0.5.16", {"norm_before_fc": True})
 
 
-def test_what_sglang_is_asked_for_and_cannot_do_is_named() -> None:
-    gpu = {"serve_with": "sglang", "engines__sglang__device": "cuda"}
-    assert sglang_faults(smoke(**gpu), LLAMA, "0.5.23") == []
-    [text] = sglang_faults(smoke(**gpu, train__norm_before_fc=True), LLAMA, "0.5.16")
-    assert "SGLang 0.5.16 cannot express norm_before_fc" in text
-    [text] = sglang_faults(smoke(), LLAMA, "0.5.9")
-    assert "sglang 0.5.9" in text
-    kimi = smoke("round2", extract__taps=[1, 30, 58])
-    [text] = sglang_faults(kimi, KIMI, "0.5.23")
-    assert "taps [1, 30, 58] cannot be captured by sglang 0.5.23" in text
+@pytest.mark.parametrize(
+    ("fields", "rope", "range_"),
+    [
+        ({}, {}, "0.5.14 to 0.5.23"),
+        ({"norm_before_fc": True}, {}, "0.5.17 to 0.5.23"),
+        ({}, YARN, "0.5.14 to 0.5.23"),
+        ({}, YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}, "0.5.16 to 0.5.23"),
+        ({"norm_before_fc": True}, YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}, "0.5.17 to 0.5.23"),
+        ({}, YARN | {"mscale": 1.0, "mscale_all_dim": 0.0}, "0.5.14 to 0.5.23"),
+        ({}, YARN | {"factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}, "0.5.14 to 0.5.23"),
+    ],
+)
+def test_a_layout_holds_for_the_versions_that_read_all_of_it(
+    tmp_path: Path, fields: dict[str, Any], rope: dict[str, Any], range_: str
+) -> None:
+    config = draft_config(**fields)
+    config["transformer_layer_config"]["rope_parameters"] |= rope
+    out = write_sglang(
+        write_draft(tmp_path / "draft", config), tmp_path / "out", sglang_numbers((2, 15, 27), LLAMA, None)
+    )
+    said = json.loads((out / "eagle3.json").read_text())["layer_ids_hold_for"]
+    assert f"{said['since']} to {said['until']}" == range_
+    assert f"(so numbered: {range_})" in layout_note((2, 15, 27), LLAMA, None, config)
 
 
-def test_a_round_without_sglang_is_never_refused_for_its_sake() -> None:
-    changes = {"train.norm_before_fc": True, "extract.taps": [0, 15, 27]}
-    config = build_round(load_round(round_file("smoke")).model_dump(mode="json"), changes)
-    assert sglang_faults(config, LLAMA, None) == []
-    assert "will not be published in SGLang's layout" in layout_note(config, LLAMA, None)
+@pytest.mark.parametrize(("version", "serves"), [("0.5.15", False), ("0.5.16", True)])
+def test_sglang_until_0_5_15_reads_deepseeks_yarn_otherwise(version: str, serves: bool) -> None:
+    config = draft_config()
+    config["transformer_layer_config"]["rope_parameters"] |= YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}
+    assert (inexpressible(config, version) == "") is serves
+
+
+@pytest.mark.parametrize(
+    "rope", [YARN | {"attention_factor": 1.0}, YARN | {"factor": None}, {"rope_type": "longrope", "factor": 4.0}]
+)
+def test_rotary_settings_that_sglang_reads_otherwise_are_refused_in_every_version(rope: dict[str, Any]) -> None:
+    config = draft_config()
+    config["transformer_layer_config"]["rope_parameters"] |= rope
+    assert all(inexpressible(config, version) for version in ("0.5.14", "0.5.23"))
 
 
 def test_the_plan_of_round2_says_its_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +106,6 @@ def test_the_plan_of_round2_says_its_ids(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("EAGLE3_CACHE_DIR", str(tmp_path))
     notes = make_plan(Round(smoke("round2", prompts__count=20), Settings())).notes
     assert any("taps 3, 31, 59 are layer ids 3, 31, 59 of sglang 0.5.23" in note for note in notes)
-    assert not any("refuse" in note for note in notes)
 
 
 def test_preflight_names_the_command_that_builds_sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,17 +114,6 @@ def test_preflight_names_the_command_that_builds_sglang(tmp_path: Path, monkeypa
     monkeypatch.delenv("EAGLE3_ENV_SGLANG_CPU", raising=False)
     said = " ".join(faults(smoke(), Settings(), NO_GPU))
     assert "eagle3 engines install sglang-cpu" in said
-
-
-def test_plan_and_preflight_refuse_a_cpu_round_served_by_sglang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EAGLE3_STATE_DIR", str(tmp_path))
-    monkeypatch.setenv("EAGLE3_CACHE_DIR", str(tmp_path))
-    config = smoke(serve_with="sglang", prompts__count=20)
-    assert any("cannot serve an EAGLE-3 draft on the CPU" in text for text in faults(config, Settings(), NO_GPU))
-    notes = make_plan(Round(config, Settings())).notes
-    assert any("preflight will refuse" in note and "on the CPU" in note for note in notes)
 
 
 def test_only_engines_that_are_used_need_gpus(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ VERSIONS = {"vllm": "0.32.0", "sglang": "0.5.23", "speculators": "0.9.0"}
 def trained(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "smoke-sglang", **changes: Any) -> Round:
     """A round on a machine of its own whose draft is in the store."""
     monkeypatch.setenv("EAGLE3_STATE_DIR", str(folder))
+    (folder / "target").mkdir(exist_ok=True)
+    (folder / "target" / "config.json").write_text('{"model_type": "llama"}')
     round_ = Round(load_round(round_file(name)), Settings())
     round_.__dict__ |= {
         "target": Target(name="SmolLM2-135M-Instruct", path=folder / "target", shape=LLAMA, revision="r"),

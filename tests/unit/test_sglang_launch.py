@@ -100,7 +100,7 @@ def test_states_are_whole_on_several_gpus(settings: Settings, tmp_path: Path) ->
     [
         ({"profile": "extract", "taps": (2, 15, 27)}, "staging"),
         ({"profile": "extract", "taps": (2, 15), "staging": Path("/s"), "family": "mamba"}, "'mamba'"),
-        ({"profile": "bench", "draft": Path("/d")}, "draft on a CPU.*vllm"),
+        ({"profile": "bench", "draft": Path("/d")}, "draft on the CPU.*vllm"),
         ({"profile": "generate", "tensor_parallel": 2}, "several CPUs"),
         ({"profile": "generate", "family": "deepseek_v3"}, "deepseek_v3.*on a CPU"),
     ],

@@ -10,8 +10,8 @@ import pytest
 from infra.config.round import TargetShape, TrainConfig
 from infra.drafter.acceptance import Acceptance
 from infra.drafter.dataset import DatasetFacts
+from infra.drafter.job import TrainJob, trainer_command
 from infra.drafter.progress import EventFile, History
-from infra.drafter.trainer import TrainJob, trainer_command
 from infra.drafter.walk import Steps, count_steps, walk_chain
 from infra.errors import GateError
 from infra.targets.target import Target

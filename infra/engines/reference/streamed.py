@@ -21,16 +21,16 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_utils import LoadStateDictConfig
 
+from infra.config.json_file import read_json
 from infra.engines.reference.dequantise import QUANTISED, dequantised
 from infra.errors import EngineError
 from infra.targets.target import weight_files
+from infra.targets.text import SAME_CODE
 from infra.targets.text_config import text_part
 
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 OUTER = re.compile(r"^(?:model\.)?language_model\.")
 """Prefix of the text part in the files of a multimodal target."""
-SAME_CODE = {"kimi_k2": "deepseek_v3"}
-"""Families whose config and weights are those of another one that transformers knows."""
 
 
 class Refused(EngineError):
@@ -160,8 +160,8 @@ def _compute_buffers(model: Any) -> None:
 
 
 def _raw(folder: Path) -> dict[str, Any]:
-    raw: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    return raw | dict(text_part(raw))
+    raw = read_json(folder / "config.json")
+    return {**raw, **text_part(raw)}
 
 
 def _text_config(folder: Path, trust_remote_code: bool) -> Any:

@@ -15,8 +15,9 @@ from infra.config.round import RungConfig
 from infra.config.settings import Settings
 from infra.config.version import dotted, read_version
 from infra.engines.client.dialect import Dialect
-from infra.engines.launch import MLA_FAMILIES, Launch, LaunchRequest, installed_version
+from infra.engines.launch import Launch, LaunchRequest, installed_version
 from infra.engines.layer_ids import engine_layer_ids
+from infra.engines.limits import check_launch
 from infra.engines.server.causes import explain, phase, words_of
 from infra.engines.sglang.capture import LAYER_IDS, PLUGIN, STAGING
 from infra.engines.sglang.dialect import SglangDialect
@@ -73,8 +74,8 @@ class Sglang:
     def launch(self, request: LaunchRequest, rung: RungConfig, port: int, settings: Settings) -> Launch:
         """Command line and environment; the rung's own flags come last, so that they win."""
         config, target = request.config, request.target
-        _check(request)
         version = self.version(config.device, settings)
+        check_launch(self.name, version, request)
         served_name = f"{target.name}-{secrets.token_hex(4)}"
         python = _python(config.device, settings)
         spare = SPARE_TOKENS + (request.drafts + 1 if request.draft is not None else 0)
@@ -125,24 +126,6 @@ class Sglang:
             return str(answer.raise_for_status().json()["version"]).split("+")[0]
         except (httpx.HTTPError, KeyError, ValueError, TypeError) as error:
             raise EngineError(f"SGLang at {base_url} does not tell its version: {error}") from error
-
-
-def _check(request: LaunchRequest) -> None:
-    """Refuse what SGLang cannot do, before minutes are spent on it."""
-    if request.profile == "extract" and request.staging is None:
-        raise EngineError("an extract server was asked for without a staging folder")
-    if request.config.device != "cpu":
-        return
-    family = request.target.shape.family
-    if family in MLA_FAMILIES:
-        raise EngineError(f"SGLang cannot serve the {family} target {request.target.name} on a CPU", fix="use a GPU")
-    if request.config.tensor_parallel > 1:
-        raise EngineError("SGLang cannot split a target over several CPUs", fix="set tensor_parallel to 1")
-    if request.draft is not None:
-        raise EngineError(
-            "SGLang cannot serve with a draft on a CPU: the kernels that verify drafts are in no package",
-            fix="serve with vllm, or on a GPU",
-        )
 
 
 def _cpu_flags(request: LaunchRequest) -> list[str]:

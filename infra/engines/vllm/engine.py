@@ -13,8 +13,9 @@ import httpx
 from infra.config.round import RungConfig
 from infra.config.settings import Settings
 from infra.engines.client.dialect import Dialect
-from infra.engines.launch import MLA_FAMILIES, Launch, LaunchRequest, installed_version
+from infra.engines.launch import Launch, LaunchRequest, installed_version
 from infra.engines.layer_ids import engine_layer_ids
+from infra.engines.limits import check_launch
 from infra.engines.server.causes import explain, phase, words_of
 from infra.engines.vllm.dialect import VllmDialect
 from infra.environments.building import environment_python
@@ -108,8 +109,9 @@ class Vllm:
             raise EngineError(f"vLLM at {base_url} does not tell its version: {error}") from error
 
     def _profile_flags(self, request: LaunchRequest, settings: Settings) -> list[str]:
+        version = self.version(request.config.device, settings)
+        check_launch(self.name, version, request)
         if request.profile == "extract":
-            version = self.version(request.config.device, settings)
             return _extract_flags(request, version)
         if request.profile == "bench" and request.draft is not None:
             speculation = {"method": "eagle3", "model": str(request.draft), "num_speculative_tokens": request.drafts}
@@ -120,14 +122,6 @@ class Vllm:
 def _extract_flags(request: LaunchRequest, version: str) -> list[str]:
     """Capture by vLLM's ``extract_hidden_states``, written to staging by a KV connector."""
     target = request.target
-    if request.staging is None:
-        raise EngineError("an extract server was asked for without a staging folder")
-    if target.shape.family in MLA_FAMILIES:
-        raise EngineError(
-            f"vLLM cannot extract hidden states of the {target.shape.family} target {target.name}: its connector does "
-            "not support targets with latent attention (read in 0.32.0)",
-            fix="extract with sglang",
-        )
     ids = engine_layer_ids("vllm", version, target.shape.family, request.taps, target.shape.layers)
     speculation = {
         "method": "extract_hidden_states",
