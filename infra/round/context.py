@@ -6,6 +6,7 @@ from pathlib import Path
 
 from infra.config.round import EngineConfig, RoundConfig
 from infra.config.settings import Settings
+from infra.data.history import History
 from infra.data.prompts import Prompt, load_prompts, prompts_digest
 from infra.data.template import Chat
 from infra.disk.budget import DiskGuard
@@ -43,6 +44,11 @@ class Round:
     def chat(self) -> Chat:
         """The target's tokenizer and chat template."""
         return Chat(self.target)
+
+    @cached_property
+    def history(self) -> History:
+        """What the target's later turns see of its earlier answers."""
+        return History(self.chat, self.config.prompts.template_args)
 
     @cached_property
     def prompts(self) -> list[Prompt]:
