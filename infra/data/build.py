@@ -2,13 +2,14 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from infra.config.round import PrepareConfig
+from infra.data.history import OTHER_HISTORY, History
 from infra.errors import GateError
-from infra.store.answers import Answer
+from infra.store.answers import GIVEN, Answer
 from infra.store.samples import Sample
 
 TOO_LONG = "prompt too long"
@@ -45,6 +46,60 @@ class BuildReport:
 def conversation(sample_id: str) -> str:
     """The prompt id in a sample id (``<prompt id>#<turn>``)."""
     return sample_id.rpartition("#")[0] or sample_id
+
+
+def with_right_histories(answers: Mapping[str, Answer], history: History) -> list[Answer]:
+    """The answers; a later turn whose prompt is not what the target's earlier answers make of it becomes ``dropped``.
+
+    Whatever wrote the answers (an earlier version, say), each prompt is made again here, from the earlier answers'
+    token ids, and compared with the one that the target answered.
+
+    Args:
+        answers: by sample id.
+    """
+    return [_with_right_history(answer, answers, history) for answer in answers.values()]
+
+
+def _with_right_history(answer: Answer, answers: Mapping[str, Answer], history: History) -> Answer:
+    if not answer.turn or answer.status not in ("ok", "truncated") or answer.engine == GIVEN:
+        return answer
+    name = conversation(answer.sample_id)
+    earlier = [found for turn in range(answer.turn) if (found := answers.get(f"{name}#{turn}"))]
+    fault = history.fault(answer, earlier) if len(earlier) == answer.turn else OTHER_HISTORY
+    return replace(answer, status="dropped", finish_reason=fault) if fault else answer
+
+
+def wrong_histories(samples: Sequence[Sample], history: History) -> int:
+    """How many stored samples have a prompt that is not what the earlier turns' samples make of it.
+
+    Samples that cannot be compared are not counted: an earlier turn is not there, was cut, or cannot be shown again.
+    """
+    turns = {sample.sample_id: _answer(sample) for sample in samples if sample.engine != GIVEN}
+    wrong = 0
+    for answer in turns.values():
+        name = conversation(answer.sample_id)
+        earlier = [found for turn in range(answer.turn) if (found := turns.get(f"{name}#{turn}"))]
+        if answer.turn and len(earlier) == answer.turn:
+            wrong += history.fault(answer, earlier) == OTHER_HISTORY
+    return wrong
+
+
+def _answer(sample: Sample) -> Answer:
+    """The answer that a sample was made of (its end may be cut off)."""
+    start = sample.loss_mask.index(1)
+    prompt_ids, answer_ids = sample.input_ids[:start], sample.input_ids[start:]
+    turn = int(sample.sample_id.rpartition("#")[2])
+    return Answer(
+        sample.sample_id,
+        sample.messages,
+        prompt_ids,
+        answer_ids,
+        sample.finish_reason,
+        sample.engine,
+        sample.sampling,
+        "ok",
+        turn,
+    )
 
 
 def build_samples(answers: Iterable[Answer], config: PrepareConfig, seed: int = 0) -> BuildReport:

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from infra.config.round import GenerateConfig
 from infra.data.build import TOO_LONG, BuildReport
+from infra.data.history import ENDINGS
 from infra.data.prompt import Prompt
 from infra.errors import GateError
 from infra.store.samples import Sample
@@ -118,17 +119,34 @@ def shares_gate(report: BuildReport, generate: GenerateConfig) -> None:
         "the template leads straight to the end token: look at prompts.template_args",
         "generate.max_empty",
     )
-    # Prompts beyond prompts.max_prompt_tokens are left out because the round says so.
-    dropped = {reason: count for reason, count in report.dropped.items() if reason != TOO_LONG}
+    # Prompts beyond prompts.max_prompt_tokens are left out because the round says so; turns behind an answer that was
+    # cut (bounded above) or cannot be shown again were never asked.
+    dropped = {reason: count for reason, count in report.dropped.items() if reason not in (TOO_LONG, *ENDINGS)}
     reasons = "".join(f", {count} {reason}" for reason, count in dropped.items())
     _share(
         report,
         report.refused + sum(dropped.values()),
         generate.max_refused,
         f"answers cannot be used ({report.refused} refused by the engine{reasons})",
-        "prompts too long for the engine or for prepare.max_tokens, or a template that changes given answers",
+        "prompts too long for the engine or for prepare.max_tokens, a template that changes given answers, or answers "
+        "of an earlier version with a wrong history",
         "generate.max_refused",
     )
+
+
+def history_gate(wrong: int, samples: int, generate: GenerateConfig) -> None:
+    """Stops a round too many of whose stored samples show earlier answers otherwise than the target wrote them.
+
+    Raises:
+        GateError: their share is above ``generate.max_refused``.
+    """
+    if wrong > generate.max_refused * samples:
+        raise _stop(
+            f"{wrong} of {samples} samples show earlier answers otherwise than the target wrote them: "
+            f"{wrong / samples:.1%}. Likely cause: an earlier version made them, which left marks of thinking out",
+            expected=f"at most {generate.max_refused:.1%}",
+            fix="generate anew: delete this round's folders `answers` and `samples`, or give the round another name",
+        )
 
 
 def _share(report: BuildReport, count: int, bound: float, what: str, cause: str, field: str) -> None:

@@ -2,21 +2,28 @@
 
 The template is rendered with and without a turn, and with another answer in its place. The turn's tokens are named only
 where all of it agrees; otherwise the turn is refused with a reason, because a wrong mask is worse than a sample less.
+
+What counts as written: the answer's text as the template shows it (blanks at its ends may be gone), thinking that the
+message carries apart, and the tokens that end the turn, also where the template has them only at the next turn's start
+(GLM's `<|user|>`). What the template itself puts before an answer, an empty thinking part say, counts as prompt.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from infra.data.places import Place, find_place
 from infra.data.prompt import Message, Prompt
 from infra.data.template import Chat
-from infra.store.answers import Answer
+from infra.data.thinking import CLOSING_MARK, REASONING_FIELDS, opening_mark
+from infra.errors import ConfigError
+from infra.store.answers import GIVEN, Answer
 
 Refusal = Literal["empty", "special", "rewritten", "boundary", "tokenizer"]
 REFUSALS: Mapping[str, str] = {
     "empty": "the answer is blank",
     "special": "the answer's text spells out a special token",
-    "rewritten": "the template changes the answer's text (takes thinking out, say)",
+    "rewritten": "the template changes more of the answer than blanks at its ends (takes thinking out, say)",
     "boundary": "a token spans the border between the answer and what surrounds it",
     "tokenizer": "rendering to token ids and tokenising the rendered text differ",
 }
@@ -60,7 +67,7 @@ def given_answers(prompt: Prompt, chat: Chat, template_args: Mapping[str, Any] |
                 prompt_ids=ids.prompt_ids,
                 answer_ids=ids.answer_ids,
                 finish_reason=reason,
-                engine="given",
+                engine=GIVEN,
                 sampling={},
                 status="ok" if reason == "given" else "empty" if reason == "empty" else "dropped",
                 turn=number,
@@ -75,41 +82,64 @@ def locate(messages: Sequence[Message], chat: Chat, template_args: Mapping[str, 
     Raises:
         ConfigError: the template refuses the conversation.
     """
-    before, content = list(messages[:-1]), messages[-1]["content"]
-    if not content.strip():
+    before, message = list(messages[:-1]), messages[-1]
+    if not message["content"].strip():
         return "empty"
-    if any(token in content for token in chat.special_tokens):
+    if any(token in message["content"] for token in chat.special_tokens):
         return "special"
-    full = chat.text(messages, template_args, add_generation_prompt=False)
-    span = _span(
-        full=full,
-        prompt=chat.text(before, template_args, add_generation_prompt=True),
-        content=content,
-        probe=chat.text(
-            [*before, {"role": "assistant", "content": _probe(content)}], template_args, add_generation_prompt=False
-        ),
-        special=chat.special_tokens,
-    )
-    if span is None:
+    found = _locate(before, message, chat, template_args)
+    for parted in _parted(message) if found == "rewritten" else ():
+        other = _locate(before, parted, chat, template_args, written=message["content"].strip())
+        if isinstance(other, Turn):
+            return other
+    return found
+
+
+def _locate(
+    before: list[Message], message: Message, chat: Chat, template_args: Mapping[str, Any] | None, written: str = ""
+) -> Turn | Refusal:
+    """The tokens of a message behind others; ``written``: what its turn must end with, as text."""
+    messages = [*before, message]
+    place = find_place(messages, len(before), chat, template_args)
+    full, end = place.text, place.end
+    start = _start(place, chat.text(before, template_args), message)
+    if start is None or not full[:end].endswith(written):
         return "rewritten"
-    start, end = span
-    ids, head, whole = chat.encode(full), chat.encode(full[:start]), chat.encode(full[:end])
+    tail = _end_of_turn(full[end:], chat) or _end_at_next_turn(messages, chat, template_args)
+    ids, head, said = chat.encode(full), chat.encode(full[:start]), chat.encode(full[:end])
+    whole = chat.encode(full[:end] + tail)
     if ids != chat.render(messages, template_args, add_generation_prompt=False):
         return "tokenizer"
-    if not head or len(head) >= len(whole) or ids[: len(head)] != head or ids[: len(whole)] != whole:
+    borders = (ids[: len(head)] == head, ids[: len(said)] == said, whole[: len(said)] == said)
+    if not head or len(head) >= len(said) or not all(borders):
         return "boundary"
     return Turn(head, whole[len(head) :])
 
 
-def _span(full: str, prompt: str, content: str, probe: str, special: Sequence[str]) -> tuple[int, int] | None:
-    """Where in ``full`` the assistant's turn starts and ends (characters)."""
-    found = _after_prompt(full, prompt, content) or _by_probe(full, probe, content)
-    if found is None:
-        return None
-    start, end = found
-    if not probe.endswith(full[end:]):
-        return None
-    return start, end + _end_token(full[end:], special)
+def _parted(message: Message) -> Iterator[Message]:
+    """A message whose text begins with thinking, with that in a field of its own."""
+    content = message["content"].strip()
+    for mark in CLOSING_MARK.findall(content)[:1]:
+        thought, _, rest = content.partition(mark)
+        if thought.startswith(opening_mark(mark)):
+            thought = thought.removeprefix(opening_mark(mark)).strip()
+            yield from ({**message, "content": rest.strip(), field: thought} for field in REASONING_FIELDS)
+
+
+def _start(place: Place, prompt: str, message: Message) -> int | None:
+    """Where the last message begins, or None if the template rewrites it."""
+    full, content = place.text, message["content"]
+    thought = next((message[field] for field in REASONING_FIELDS if message.get(field)), None)
+    if thought is not None:
+        shown = full.startswith(prompt) and str(thought).strip() in full[len(prompt) : place.start]
+        return len(prompt) if shown and place.shown.strip() == content.strip() else None
+    found = _after_prompt(full, prompt, content)
+    if found is not None and found[1] == place.end:
+        return found[0]
+    put_in = CLOSING_MARK.findall(full[len(prompt) : place.start]) if full.startswith(prompt) else []
+    if any(content.lstrip().startswith(opening_mark(mark)) for mark in put_in):
+        return None  # the template's empty thinking before the answer's own
+    return place.start if place.shown.strip() == content.strip() else None
 
 
 def _after_prompt(full: str, prompt: str, content: str) -> tuple[int, int] | None:
@@ -132,33 +162,26 @@ def _after_prompt(full: str, prompt: str, content: str) -> tuple[int, int] | Non
     return None
 
 
-def _by_probe(full: str, probe: str, content: str) -> tuple[int, int] | None:
-    """The turn where renderings of two different answers differ."""
-    start = _shared(full, probe)
-    tail = min(_shared(full[::-1], probe[::-1]), len(full) - start)
-    end = len(full) - tail
-    inner = full[start:end]
-    return (start, end) if inner == content.strip() else None
+def _end_of_turn(tail: str, chat: Chat) -> str:
+    """The special tokens that end the turn, with blanks before them; empty if the template writes none."""
+    ends = {chat.decode([token]) for token in chat.eos_ids}
+    first, place = "", len(tail) - len(tail.lstrip())
+    while token := next((token for token in chat.special_tokens if tail.startswith(token, place)), ""):
+        place += len(token)
+        if token in ends:
+            return tail[:place]
+        first = first or tail[:place]
+    return first
 
 
-def _shared(one: str, other: str) -> int:
-    """How many characters two texts share at their beginning."""
-    shorter = min(len(one), len(other))
-    return next((place for place in range(shorter) if one[place] != other[place]), shorter)
-
-
-def _probe(content: str) -> str:
-    """An answer whose first and last letters differ from the content's."""
-    text = content.strip()
-    first = "Q" if text[0] != "Q" else "Z"
-    last = "Q" if text[-1] != "Q" else "Z"
-    return f"{first} other {last}"
-
-
-def _end_token(tail: str, special: Sequence[str]) -> int:
-    """Characters up to and with the special token that ends the turn; 0 if the template writes none."""
+def _end_at_next_turn(messages: Sequence[Message], chat: Chat, template_args: Mapping[str, Any] | None) -> str:
+    """The end token with which a next turn would begin, with blanks before it; empty if there is none."""
+    follow: Message = {"role": "user", "content": "Go on."}
+    try:
+        place = find_place([*messages, follow], len(messages) - 1, chat, template_args)
+    except ConfigError:
+        return ""
+    tail = place.text[place.end :]
+    ends = [chat.decode([token]) for token in chat.eos_ids]
     gap = len(tail) - len(tail.lstrip())
-    for token in special:
-        if tail.startswith(token, gap):
-            return gap + len(token)
-    return 0
+    return next((tail[: gap + len(end)] for end in ends if tail.startswith(end, gap)), "")

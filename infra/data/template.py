@@ -63,6 +63,11 @@ class Chat:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=not special))
 
     @property
+    def template(self) -> str:
+        """Source of the chat template; empty if the tokenizer renders by code of its own."""
+        return str(self._tokenizer.chat_template or "")
+
+    @property
     def vocab_size(self) -> int:
         """Number of token ids the target knows (rows of its embedding, not the tokenizer's length)."""
         return self.target.shape.vocab_size

@@ -8,6 +8,7 @@ from typing import Literal
 
 from infra.config.round import EngineConfig, PromptsConfig, RoundConfig
 from infra.config.settings import Settings
+from infra.data.history import History
 from infra.data.prompts import BUILTIN, Prompt, Refusal, load_prompts, next_prompt, prompts_digest
 from infra.data.tally import Tally
 from infra.data.template import Chat
@@ -48,6 +49,11 @@ class Round:
     def chat(self) -> Chat:
         """The target's tokenizer and chat template."""
         return Chat(self.target)
+
+    @cached_property
+    def history(self) -> History:
+        """What the target's later turns see of its earlier answers."""
+        return History(self.chat, self.config.prompts.template_args)
 
     @property
     def prompts(self) -> list[Prompt]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from infra.data.build import TOO_LONG, conversation
 from infra.data.gate import template_gate
 from infra.data.masks import given_answers
-from infra.data.prompt import Message, Prompt, next_prompt
+from infra.data.prompt import Message, Prompt
 from infra.engines.client.client import Client, RequestRefused, Sampling
 from infra.engines.client.flights import Flights
 from infra.engines.client.pool import run_pool
@@ -154,23 +154,27 @@ def _conversation(
     round_: Round, asking: Asking, prompt: Prompt, done: dict[str, Answer], record: Record
 ) -> Iterator[Answer]:
     """Answer the open turns of one conversation, in order; each is recorded before the next is asked."""
-    texts: list[str] = []
+    messages: list[Message] | str = prompt.messages
+    answers: list[Answer] = []
     for turn in range(1 + len(prompt.turns)):
+        if isinstance(messages, str):
+            _skip_rest(prompt, turn, answers[-1], messages, done, record)
+            return
         known = done.get(f"{prompt.id}#{turn}")
         if known is None:
-            known = _answer(round_, asking, prompt, turn, next_prompt(prompt, texts))
+            known = _answer(round_, asking, prompt, turn, messages)
             record(known)
             yield known
+        answers.append(known)
         if known.status != "ok":
-            _skip_rest(prompt, turn, known, done, record)
-            return
-        texts.append(round_.chat.decode(known.answer_ids, special=False))
+            messages = TOO_LONG if known.finish_reason == TOO_LONG else "earlier turn unanswered"
+        elif turn < len(prompt.turns):
+            messages = round_.history.after(prompt.messages, answers, prompt.turns[: turn + 1])
 
 
-def _skip_rest(prompt: Prompt, turn: int, cause: Answer, done: dict[str, Answer], record: Record) -> None:
-    """A conversation ends at a turn without an answer; its later turns are recorded as such."""
-    reason = TOO_LONG if cause.finish_reason == TOO_LONG else "earlier turn unanswered"
-    for later in range(turn + 1, 1 + len(prompt.turns)):
+def _skip_rest(prompt: Prompt, turn: int, cause: Answer, reason: str, done: dict[str, Answer], record: Record) -> None:
+    """A conversation has ended; its turns from ``turn`` on are recorded as left out."""
+    for later in range(turn, 1 + len(prompt.turns)):
         sample_id = f"{prompt.id}#{later}"
         if sample_id not in done:
             record(Answer(sample_id, [], [], [], reason, cause.engine, cause.sampling, "dropped", later))

@@ -2,27 +2,33 @@
 
 import json
 
-from infra.data.build import BuildReport, build_samples
-from infra.data.gate import data_gate, shares_gate
+from infra.data.build import BuildReport, build_samples, with_right_histories, wrong_histories
+from infra.data.gate import data_gate, history_gate, shares_gate
 from infra.round.context import Round
 from infra.round.samples import COUNTS, sample_counts, samples_done
 from infra.store.answers import read_answers
+from infra.store.objects import ObjectMissing
 from infra.store.samples import write_samples
+
+HISTORIES = "histories.json"
+"""How many samples have a wrong history; looked for once, also in samples of earlier versions."""
 
 
 def prepare(round_: Round) -> bool:
     """Build, judge and write the samples of this round's key; returns whether they were there already.
 
-    Those that were there are judged again by the bounds of ``generate``, which do not enter the key.
+    Those that were there are judged again by the bounds of ``generate``, which do not enter the key, and their
+    histories are compared if that was never done.
 
     Raises:
         GateError: the data gate stops.
     """
     if samples_done(round_):
         shares_gate(_counted(sample_counts(round_)), round_.config.generate)
+        history_gate(_wrong_histories(round_), len(round_.samples), round_.config.generate)
         return True
     prefix = round_.prefix("samples")
-    answers = read_answers(round_.store, round_.prefix("answers")).values()
+    answers = with_right_histories(read_answers(round_.store, round_.prefix("answers")), round_.history)
     built = build_samples(answers, round_.config.prepare, seed=round_.config.prompts.seed)
     data_gate(
         built.samples,
@@ -41,8 +47,19 @@ def prepare(round_: Round) -> bool:
         **built.dropped,
     }
     round_.store.put(f"{prefix}/{COUNTS}", json.dumps(counts, indent=1).encode())
+    round_.store.put(f"{prefix}/{HISTORIES}", b"0")  # the wrong ones are among the dropped
     write_samples(round_.store, prefix, built.samples)
     return False
+
+
+def _wrong_histories(round_: Round) -> int:
+    path = f"{round_.prefix('samples')}/{HISTORIES}"
+    try:
+        return int(round_.store.get(path))
+    except (ObjectMissing, ValueError):
+        wrong = wrong_histories(round_.samples, round_.history)
+        round_.store.put(path, str(wrong).encode())
+        return wrong
 
 
 def _counted(counts: dict[str, int]) -> BuildReport:

@@ -18,6 +18,8 @@ from infra.store.journal import Journal
 from infra.store.objects import ObjectMissing, ObjectStore
 
 DONE = "done.json"
+GIVEN = "given"
+"""Engine of answers that the data came with."""
 Status = Literal["ok", "empty", "refused", "truncated", "dropped"]
 _FIELDS: dict[str, Any] = {
     "sample_id": pa.string(),
@@ -43,7 +45,7 @@ class Answer:
         prompt_ids: token ids the engine was given.
         answer_ids: token ids the engine answered with; empty unless ``status`` is ok or truncated.
         finish_reason: why the answer ended, as the engine says.
-        engine: engine and version.
+        engine: engine and version, or :data:`GIVEN`.
         sampling: how it was sampled.
         status: what it is good for.
         turn: which assistant turn of the conversation, from 0.

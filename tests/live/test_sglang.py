@@ -11,6 +11,7 @@ from standin.processes import running
 from infra.config.load import load_round, round_file
 from infra.config.round import EngineConfig, RungConfig
 from infra.config.settings import Settings
+from infra.data.history import CUT
 from infra.data.template import Chat
 from infra.engines.client.bench import run, summary
 from infra.engines.client.client import Client, RequestRefused, Sampling
@@ -124,6 +125,8 @@ def test_the_generate_step_asks_sglang_as_it_asks_vllm(client: Client, settings:
     answers = read_answers(round_.store, round_.prefix("answers"))
     assert len(answers) == answers_wanted(round_) >= 6
     for answer in answers.values():
+        if answer.finish_reason == CUT:
+            continue  # a later turn of a conversation that ended
         assert answer.status == "ok"
         assert (answer.answer_ids[-1] in round_.chat.eos_ids) == (answer.finish_reason == "stop")
         assert answer.finish_reason == "stop" or len(answer.answer_ids) == 24

@@ -11,6 +11,8 @@ from safetensors import safe_open
 
 MEMORY = (1.0, 0.5, 0.25)
 """Weights of a token and of those before it in the state of a position."""
+LONGEST = 16
+"""Tokens of the longest answer, its end token included: the stand-in comes to an end."""
 
 Floats = NDArray[np.float32]
 
@@ -48,10 +50,10 @@ class Brain:
         return int(np.argmax(self._head @ normed))
 
     def answer(self, prompt: Sequence[int], limit: int) -> tuple[list[int], str]:
-        """(tokens, finish reason) of the greedy answer."""
+        """(tokens, finish reason) of the greedy answer, which ends after :data:`LONGEST` tokens."""
         tokens = list(prompt)
         while len(tokens) < len(prompt) + limit:
-            tokens.append(self.next_token(tokens))
+            tokens.append(self.end if len(tokens) == len(prompt) + LONGEST - 1 else self.next_token(tokens))
             if tokens[-1] == self.end:
                 return tokens[len(prompt) :], "stop"
         return tokens[len(prompt) :], "length"

@@ -19,15 +19,22 @@ CHATML = (
 )
 
 
-def make_target(folder: Path, template: str | None = CHATML, merges: Sequence[tuple[str, str]] = ()) -> Target:
+def make_target(
+    folder: Path,
+    template: str | None = CHATML,
+    merges: Sequence[tuple[str, str]] = (),
+    special: Sequence[str] = (START, END, STOP),
+    eos: str = END,
+    bos: str | None = None,
+) -> Target:
     """A target's folder with a tokenizer and no weights; ``merges`` join neighbouring bytes anywhere in a text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = alphabet + [one + other for one, other in merges]
     tokenizer = Tokenizer(BPE(vocab={word: number for number, word in enumerate(words)}, merges=list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in (START, END, STOP)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in special])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos, bos_token=bos)
     if template is not None:
         fast.chat_template = template
     fast.save_pretrained(folder)
@@ -35,6 +42,13 @@ def make_target(folder: Path, template: str | None = CHATML, merges: Sequence[tu
     return Target(name="tiny", path=folder, shape=shape, revision="0" * 16)
 
 
-def make_chat(folder: Path, template: str = CHATML, merges: Sequence[tuple[str, str]] = ()) -> Chat:
+def make_chat(
+    folder: Path,
+    template: str = CHATML,
+    merges: Sequence[tuple[str, str]] = (),
+    special: Sequence[str] = (START, END, STOP),
+    eos: str = END,
+    bos: str | None = None,
+) -> Chat:
     """The chat of such a target."""
-    return Chat(make_target(folder, template, merges))
+    return Chat(make_target(folder, template, merges, special, eos, bos))
