@@ -6,7 +6,6 @@ from contextlib import suppress
 from pydantic import BaseModel, ConfigDict, Field
 
 from infra.config.round import RoundConfig, TargetShape
-from infra.config.sampling import sampling_words
 from infra.data.prompt import Prompt
 from infra.disk.room import Place, Room, places, room_gate, rooms
 from infra.engines.registry import planned_version
@@ -18,9 +17,9 @@ from infra.round.draft_size import draft_size, training_disk
 from infra.round.layouts import layout_note
 from infra.round.memory import memory_needed
 from infra.round.rates import STARTS, Rates, Work, learnt_rates, reference_rates
+from infra.round.sampling import sampling_notes
 from infra.round.status import look
 from infra.store.hidden import state_bytes_per_token
-from infra.targets.target import recommended_sampling
 from infra.units import size
 
 BF16_BYTES = 2
@@ -156,27 +155,6 @@ def plan_gate(config: RoundConfig, plan: Plan) -> None:
             f"round {plan.round} needs {size(plan.memory_bytes)} of memory and {size(plan.memory_free)} are free",
             fix="end what else uses memory, or lower extract.concurrency or prepare.max_tokens",
         )
-
-
-def sampling_notes(round_: Round) -> list[str]:
-    """What the target's own files recommend of sampling and this round does not do; nothing while it is not here."""
-    config = round_.config
-    try:
-        recommended = recommended_sampling(round_.target.path)
-    except MissingTarget:
-        return []
-    notes = []
-    for section, said in (("generate", config.generate), ("evaluate", config.evaluate)):
-        if section == "generate" and config.generate.answers == "given":
-            continue
-        others = {name: value for name, value in recommended.items() if value != getattr(said, name)}
-        if others:
-            named = ", ".join(f"{name} {value:g}" for name, value in others.items())
-            notes.append(
-                f"{config.target.name}'s generation_config.json recommends {named}, which {section} does not use "
-                f"({sampling_words(said)}); name the values there if you serve with them"
-            )
-    return notes
 
 
 def _shape(round_: Round, notes: list[str]) -> TargetShape:

@@ -15,7 +15,8 @@ from infra.round.ledger import Ledger
 from infra.round.publication import draft_name, published_prefix, publishing_rounds
 from infra.round.rates import STARTS, Rates, learn
 from infra.round.samples import sample_counts
-from infra.steps.plan import Plan, sampling_notes
+from infra.round.sampling import sampling_notes
+from infra.steps.plan import Plan
 from infra.store.rounds import RoundStore
 from infra.store.stored import read_stored
 

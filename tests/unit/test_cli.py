@@ -548,9 +548,9 @@ def test_an_interrupted_command_ends_with_one_line(
 ) -> None:
     """The build stands still in its first step, as any command may anywhere."""
     code = (
-        "import sys, time, pathlib; from infra.engines import environments; began = pathlib.Path(sys.argv.pop())\n"
+        "import sys, time, pathlib; from infra.environments import building; began = pathlib.Path(sys.argv.pop())\n"
         "def stand(*_, **__): began.touch(); time.sleep(600)\n"
-        "environments.build = environments.status = stand\n"
+        "building.build = building.status = stand\n"
         "from deployments.cli.__main__ import run; sys.exit(run())"
     )
     began = tmp_path / "began"

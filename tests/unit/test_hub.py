@@ -169,7 +169,7 @@ def test_weights_that_do_not_fit_are_refused_before_their_first_byte(
 ) -> None:
     with hub(whole, monkeypatch) as taken:
         monkeypatch.setattr("infra.targets.hub.shutil.disk_usage", lambda folder: SimpleNamespace(free=1))
-        with pytest.raises(MissingTarget, match=r"org/model needs 0\.0 GB more and 0\.0 GB are free"):
+        with pytest.raises(MissingTarget, match=r"org/model needs 160 B more and 1 B are free"):
             fetched(tmp_path)
         assert weights_sent(taken) == []
 

@@ -15,7 +15,7 @@ from infra.config.settings import Settings
 from infra.engines.client.dialect import Sampling
 from infra.errors import ConfigError
 from infra.round.context import Round
-from infra.steps.plan import sampling_notes
+from infra.round.sampling import sampling_notes
 from infra.targets.target import recommended_sampling
 
 QWEN = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05, "eos_token_id": 2}

@@ -1,0 +1,27 @@
+"""What a target's own files recommend of sampling, beside what the round does."""
+
+from infra.config.sampling import sampling_words
+from infra.errors import MissingTarget
+from infra.round.context import Round
+from infra.targets.target import recommended_sampling
+
+
+def sampling_notes(round_: Round) -> list[str]:
+    """What the target's own files recommend of sampling and this round does not do; nothing while it is not here."""
+    config = round_.config
+    try:
+        recommended = recommended_sampling(round_.target.path)
+    except MissingTarget:
+        return []
+    notes = []
+    for section, said in (("generate", config.generate), ("evaluate", config.evaluate)):
+        if section == "generate" and config.generate.answers == "given":
+            continue
+        others = {name: value for name, value in recommended.items() if value != getattr(said, name)}
+        if others:
+            named = ", ".join(f"{name} {value:g}" for name, value in others.items())
+            notes.append(
+                f"{config.target.name}'s generation_config.json recommends {named}, which {section} does not use "
+                f"({sampling_words(said)}); name the values there if you serve with them"
+            )
+    return notes
