@@ -1,16 +1,23 @@
-# make round    all set-up, then the smoke round, to the acceptance table
-# make test     all set-up, then lint, types and every test
-# make lint     ruff and mypy alone
-# make unit     the fast tests alone
-# make benchmarks    the benchmarks; not part of the tests
+# make round      all set-up, then the smoke round, to the acceptance table
+# make test       all set-up, then lint, types and every kind of test; 25 minutes on two cores
+# make test-long  the long schedules of faults, whole; hours. `make test` has a sample of each
+# make lint       ruff, mypy and the import contracts alone
+# make unit       the fast tests alone
+# make benchmarks the benchmarks; not part of the tests
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := test
-.PHONY: round test lint unit benchmarks
+.PHONY: round test test-long lint unit benchmarks
 
 PYTHON = deployments/bin/python
+PYTEST = $(PYTHON) -m pytest
+# Two lanes, since most tests wait for one process or another: tests/conftest.py says how they share the modules.
+LANES = -n 2
+# The largest first, so that both lanes end at about the same time.
+TIERS = tests/live tests/long tests/flows tests/faults
+ENGINES = vllm-cpu sglang-cpu
 
 # $(call step,NAME,COMMAND): say what runs and how long it took; its failure is the target's.
 define step
@@ -20,33 +27,53 @@ $(2) || { status=$$?; echo "== $(1): FAILED after $$((SECONDS - began)) s"; exit
 echo "== $(1): $$((SECONDS - began)) s"
 endef
 
+# $(call bounded,TIME,COMMAND): whatever hangs, it is interrupted then, and killed a minute later.
+bounded = timeout --foreground --signal=INT --kill-after=60 $(1) $(2)
+
+define lint
+$(call step,ruff,$(PYTHON) -m ruff check .)
+$(call step,mypy,$(PYTHON) -m mypy)
+$(call step,imports,$(PYTHON) -c 'from importlinter.cli import lint_imports_command as main; main()')
+endef
+
+define unit
+$(call step,tests/unit,$(call bounded,20m,$(PYTEST) tests/unit $(LANES)))
+endef
+
+# The flows' environment; the engines' are built from then on, beside what needs none of them, until waited for.
+define environments
+$(call step,environment of the flows,$(PYTHON) -m infra.environments build flows)
+log=$$(mktemp)
+$(PYTHON) -m infra.environments build $(ENGINES) > "$$log" 2>&1 & engines=$$!
+trap 'kill -INT $$engines 2>/dev/null && wait $$engines; rm -f "$$log"' EXIT
+endef
+
+define engines
+$(call step,environments of the engines,wait $$engines || { cat "$$log"; false; })
+endef
+
 round:
 	@deployments/bin/eagle3 round smoke
 
 test:
 	@whole=$$SECONDS
-	$(call step,environments,$(PYTHON) -m infra.environments build flows vllm-cpu sglang-cpu)
-	$(call step,ruff,$(PYTHON) -m ruff check .)
-	$(call step,mypy,$(PYTHON) -m mypy)
-	# Tests of live engines and of faults spend much of their time waiting: two lanes, the second one's output at its end.
-	log=$$(mktemp) && began=$$SECONDS
-	exec $(PYTHON) -m pytest tests/live > "$$log" 2>&1 & live=$$!
-	trap 'kill -INT $$live 2>/dev/null && wait $$live; rm -f "$$log"' EXIT
-	for tier in unit flows faults; do
-	  $(call step,tests/$$tier,$(PYTHON) -m pytest tests/$$tier)
-	done
-	status=0 && wait $$live || status=$$?
-	cat "$$log"
-	echo "== tests/live: exit status $$status after $$((SECONDS - began)) s"
-	test $$status = 0
+	$(environments)
+	$(lint)
+	$(unit)
+	$(engines)
+	$(call step,$(TIERS),$(call bounded,60m,$(PYTEST) $(TIERS) $(LANES) --verbose --maxfail=5))
 	echo "== all: $$((SECONDS - whole)) s"
 
+test-long:
+	@$(environments)
+	$(engines)
+	$(call step,long tests,$(call bounded,4h,$(PYTEST) tests -m long --verbose))
+
 lint:
-	@$(call step,ruff,$(PYTHON) -m ruff check .)
-	$(call step,mypy,$(PYTHON) -m mypy)
+	@$(lint)
 
 unit:
-	@$(call step,tests/unit,$(PYTHON) -m pytest tests/unit)
+	@$(unit)
 
 benchmarks:
-	@$(call step,benchmarks,$(PYTHON) -m pytest tests/benchmarks -s)
+	@$(call step,benchmarks,$(PYTEST) tests/benchmarks -s)

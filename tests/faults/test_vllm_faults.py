@@ -19,9 +19,8 @@ from infra.round.states import faulty_shards, shards_of
 from infra.round.survival import survive
 from infra.steps import extract as steps
 from infra.store.samples import Sample, write_samples
-from infra.targets.fetch import fetch_target
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = pytest.mark.timeout(900)
 
 SAMPLES = 400
 SILENCE = 15.0
@@ -29,12 +28,9 @@ LIMIT = 600.0
 
 
 @pytest.fixture
-def round_(tmp_path: Path) -> Round:
+def round_(tmp_path: Path, models: Path) -> Round:
     """Samples of the real small target, to be extracted in seven shards; the ladder's first rung cannot work."""
-    cache = Settings().cache_dir
-    models = cache / "test-models"
     tiny = load_round(round_file("tiny"))
-    fetch_target(tiny.target, models, cache, print)
     ladder = [{"name": "impossible", "flags": ["--no-such-flag"]}, {"name": "eager", "flags": ["--enforce-eager"]}]
     config = build_round(
         tiny.model_dump(mode="json"),

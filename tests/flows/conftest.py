@@ -1,21 +1,16 @@
-"""A Prefect server for the session, the stand-in engine in vLLM's place, and a machine with a finished round."""
+"""The stand-in engine in vLLM's place, and a machine with a finished round."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from standin.instead import instead_of_vllm
-from standin.machine import Machine, Use, new_machine, prefect_server
+from standin.machine import Machine, Use, new_machine
 
 from flows.eagle3 import eagle3
 
 
-@pytest.fixture(scope="session")
-def api() -> Iterator[str]:
-    yield from prefect_server()
-
-
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _standin() -> Iterator[None]:
     """The stand-in for vLLM, and retries without their pauses."""
     with pytest.MonkeyPatch.context() as patch:
@@ -28,6 +23,7 @@ def finished(api: str, tmp_path_factory: pytest.TempPathFactory) -> Machine:
     """A machine that did the small round once; tests work on copies of it."""
     machine = new_machine(tmp_path_factory.mktemp("finished"))
     with pytest.MonkeyPatch.context() as patch:
+        instead_of_vllm(patch)
         eagle3(machine.enter(patch).config())
     return machine
 

@@ -90,15 +90,15 @@ async def artifacts() -> dict[str, Any]:
 
 def test_two_versions_that_agree_pass_and_leave_nothing(machine: Machine, tmp_path: Path) -> None:
     before = os.environ["EAGLE3_ENV_VLLM_CPU"]
-    parity(machine.config(), OURS, environment(tmp_path / "next", "9.1"), samples=5)
+    parity(machine.config(), OURS, environment(tmp_path / "next", "0.33.0"), samples=5)
 
     assert os.environ["EAGLE3_ENV_VLLM_CPU"] == before
     assert machine.launches() == {"extract": 2}
-    assert {event["version"] for event in machine.events() if "launch" in event} == {"0-standin", "9.1"}
+    assert {event["version"] for event in machine.events() if "launch" in event} == {"0.32.0", "0.33.0"}
     assert set(machine.requests("extract").values()) == {2}, "both were given the same tokens"
     assert len(machine.requests("extract")) == 5
     shown = asyncio.run(artifacts())
-    assert "vllm 9.1 against vllm 0-standin" in shown["parity"].description
+    assert "vllm 0.33.0 against vllm 0.32.0" in shown["parity"].description
     assert '"tap": "1"' in str(shown["parity"].data)
     assert "data:image/png;base64," in shown["parity-heatmap"].data
     assert recorded(Settings().run_dir) == []
@@ -115,16 +115,16 @@ def test_sglang_on_the_cpu_is_compared_although_it_cannot_serve_a_draft_there(ma
 
 
 def test_slots_in_another_order_stop_with_a_sentence(machine: Machine, tmp_path: Path) -> None:
-    other = environment(tmp_path / "next", "9.1", "--taps 1,3,2")
-    with pytest.raises(GateError, match=r"parity gate: vllm 9\.1 does not compute what vllm 0-standin computes.*"
-                       r"tap 2 .* vllm 9\.1 gives at tap 2 what vllm 0-standin gives at tap 3"):  # fmt: skip
+    other = environment(tmp_path / "next", "0.33.0", "--taps 1,3,2")
+    with pytest.raises(GateError, match=r"parity gate: vllm 0\.33\.0 does not compute what vllm 0.32.0 computes.*"
+                       r"tap 2 .* vllm 0\.33\.0 gives at tap 2 what vllm 0.32.0 gives at tap 3"):  # fmt: skip
         parity(machine.config(), OURS, other)
     assert "gives at tap 2" in str(asyncio.run(artifacts())["parity"].data), "it is shown also when it stops"
     assert recorded(Settings().run_dir) == []
 
 
 def test_other_layers_stop_with_a_sentence(machine: Machine, tmp_path: Path) -> None:
-    other = environment(tmp_path / "next", "9.1", "--taps 0,1,2")
+    other = environment(tmp_path / "next", "0.33.0", "--taps 0,1,2")
     with pytest.raises(GateError, match="tap 1 differs by 1.*; tap 2 .*; tap 3 "):
         parity(machine.config(), OURS, other)
 

@@ -292,7 +292,7 @@ def test_another_engine_version_makes_a_new_generation_even_when_the_engine_dies
     old = again.round().keys.hidden
     provenance = again.folder / "state" / "store" / "rounds" / "small" / "round.yaml"
     made_by = provenance.read_text()
-    monkeypatch.setenv("STANDIN_VERSION", "1-standin")
+    monkeypatch.setenv("STANDIN_VERSION", "0.33.0")
     monkeypatch.setenv("STANDIN_DIE_AFTER", "16")
     monkeypatch.setenv("STANDIN_DIED", str(tmp_path / "died"))
     now = again.round()
@@ -307,7 +307,7 @@ def test_another_engine_version_makes_a_new_generation_even_when_the_engine_dies
     assert again.launches() == {"extract": 2}
     assert now.rounds.keys("hidden") == [now.keys.hidden] != [old]
     assert live is not None
-    assert (live.key, live.made["engine"]) == (now.keys.hidden, "vllm 1-standin")
+    assert (live.key, live.made["engine"]) == (now.keys.hidden, "vllm 0.33.0")
     assert faulty_shards(now, deep=True) == {}
     asked = again.requests("extract")
     assert len(asked) == SAMPLES
@@ -327,7 +327,7 @@ def test_a_round_that_cannot_be_done_stops_no_other(again: Machine, monkeypatch:
     (rounds / "damaged" / "hidden" / "current.json").write_text("{")
     deleted = again.round(name="deleted")
     deleted.store.delete_tree(deleted.prefix("hidden"))
-    monkeypatch.setenv("STANDIN_VERSION", "1-standin")
+    monkeypatch.setenv("STANDIN_VERSION", "0.33.0")
     files = [round_yaml(again, name) for name in ("busy", "damaged", "deleted", "small")]
     with (
         again.round(name="busy").lock(),
@@ -356,7 +356,7 @@ def test_a_wrong_engine_makes_no_states_and_costs_none(
     fault: str, sentence: str, again: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, live = again.written("hidden"), again.round().rounds.current("hidden")
-    monkeypatch.setenv("STANDIN_VERSION", "1-standin")
+    monkeypatch.setenv("STANDIN_VERSION", "0.33.0")
     monkeypatch.setenv(fault, "1")
     with pytest.raises(Eagle3Error, match=f"not re-extracted: small: .*{sentence}"):
         reextract([round_yaml(again)])

@@ -1,23 +1,12 @@
-"""The real small target, fetched once a machine, and a state folder for each module's servers."""
+"""The real small target, and a state folder for each module's servers."""
 
 from pathlib import Path
 
 import pytest
 
-from infra.config.load import load_round, round_file
 from infra.config.round import TargetConfig
 from infra.config.settings import Settings
-from infra.targets.fetch import fetch_target
 from infra.targets.target import Target, open_target
-
-
-@pytest.fixture(scope="session")
-def models() -> Path:
-    """Folder with SmolLM2-135M-Instruct, kept in the cache between runs of the tests."""
-    cache = Settings().cache_dir
-    folder = cache / "test-models"
-    fetch_target(load_round(round_file("tiny")).target, folder, cache, print)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,9 @@
-"""A whole `tiny` round, every part real: vLLM on the CPU, Prefect server and worker, trainer."""
+"""A whole `tiny` round, every part real: vLLM on the CPU, Prefect server and worker (those of `eagle3 up`), trainer."""
 
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from infra.machine.host import free_port
 from infra.machine.processes.guarded import recorded
 
 EAGLE3 = Path(__file__).resolve().parents[2] / "deployments" / "bin" / "eagle3"
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass
@@ -24,6 +25,10 @@ class RealMachine:
 
     settings: Settings
     env: dict[str, str]
+
+    def living(self) -> list[int]:
+        """Pids of this machine's processes, sorted."""
+        return sorted(living(self.settings.state_dir))
 
     def eagle3(self, *arguments: str) -> Any:
         """What a command prints with --json."""
@@ -49,7 +54,15 @@ def machine(tmp_path_factory: pytest.TempPathFactory, models: Path) -> RealMachi
 
 
 @pytest.fixture(scope="module")
-def first(machine: RealMachine) -> dict[str, Any]:
+def stack(machine: RealMachine) -> Iterator[list[int]]:
+    """Pids of the server and worker that every command here finds."""
+    up = machine.eagle3("up")
+    yield sorted([up["server_pid"], up["worker_pid"]])
+    machine.eagle3("down")
+
+
+@pytest.fixture(scope="module")
+def first(machine: RealMachine, stack: list[int]) -> dict[str, Any]:
     """The first run of the round; its report."""
     plan = machine.eagle3("plan", "tiny")
     assert not any(step["done"] for step in plan["steps"])
@@ -72,7 +85,9 @@ def test_the_round_trains_a_draft_and_measures_it_in_serving(first: dict[str, An
     assert measured["heldout"]["acceptance"]["length"] == pytest.approx(predicted, rel=0.1)
 
 
-def test_every_step_did_its_work_and_left_no_process(first: dict[str, Any], machine: RealMachine) -> None:
+def test_every_step_did_its_work_and_left_no_process(
+    first: dict[str, Any], machine: RealMachine, stack: list[int]
+) -> None:
     steps = {item["step"]: item for item in first["steps"]}
     assert list(steps) == [
         *(
@@ -90,7 +105,7 @@ def test_every_step_did_its_work_and_left_no_process(first: dict[str, Any], mach
         *("publish", "cleanup after"),
     ]
     assert not any(item["reused"] for item in steps.values())
-    assert living(machine.settings.state_dir) == []
+    assert machine.living() == stack
     assert recorded(machine.settings.run_dir) == []
 
 
@@ -125,3 +140,8 @@ def test_the_same_round_again_does_nothing_twice(first: dict[str, Any], machine:
     after = {path: path.stat().st_mtime_ns for path in store.rglob("*") if path.is_file()}
     assert after == before
     assert all(step["done"] for step in machine.eagle3("plan", "tiny")["steps"])
+
+
+def test_what_is_brought_down_leaves_no_process(machine: RealMachine, first: dict[str, Any]) -> None:
+    assert machine.eagle3("down") == {"stopped": True}
+    assert machine.living() == []

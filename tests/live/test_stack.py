@@ -9,15 +9,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import psutil
 import pytest
 from standin.processes import living
 from standin.waiting import wait_for
+from typer.testing import CliRunner
 
+from deployments.cli.app import app
 from infra.config.load import ROUNDS
 from infra.machine.detached import find
 from infra.machine.host import free_port, port_in_use
@@ -47,6 +51,8 @@ def eagle3(config: RoundConfig, overrides: dict[str, Any] = {}) -> None:
     finally:
         (NOTES / f"ended-{flow_run.id}").touch()
 '''
+TAG = "eagle3"
+"""Of every run of this project's deployments."""
 EMPTY = """
 from prefect import flow
 
@@ -121,7 +127,20 @@ class UserMachine:
             }
         )
 
+    def told(self, *arguments: str) -> Any:
+        """The facts of ``eagle3 ARGUMENTS --json``, run in this process: for commands that only ask and tell."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name in [name for name in os.environ if name not in self.env]:
+                patch.delenv(name)
+            for name, value in self.env.items():
+                patch.setenv(name, value)
+            patch.chdir(self.base)
+            done = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
     def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """``eagle3 ARGUMENTS`` in a process of its own."""
         command = [sys.executable, "-m", "deployments.cli", *arguments]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=self.env, cwd=self.base, text=True, stdout=pipe, stderr=pipe)
@@ -158,8 +177,22 @@ class UserMachine:
 
     def begin(self) -> str:
         """Start eagle3/tiny; the run's id."""
-        run: str = json.loads(self.eagle3("run", "tiny", "--json"))["run"]
+        run: str = self.told("run", "tiny")["run"]
         return run
+
+    def worker(self) -> int:
+        """Pid of the worker that `eagle3 up` started."""
+        pid: int = self.told("status")["stack"]["worker"]["pid"]
+        return pid
+
+    def beat(self, run: str) -> None:
+        """Send the heartbeat that the run's process sends."""
+        resource = {"prefect.resource.id": f"prefect.flow-run.{run}"}
+        now = datetime.now(UTC).isoformat()
+        tag = {"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}
+        name = "prefect.flow-run.heartbeat"
+        event = {"event": name, "resource": resource, "related": [tag], "occurred": now, "id": str(uuid4())}
+        httpx.post(f"{self.api}/events", json=[event], timeout=60).raise_for_status()
 
     def state(self, run: str) -> str:
         name: str = httpx.get(f"{self.api}/flow_runs/{run}", timeout=60).json()["state"]["name"]
@@ -213,7 +246,7 @@ def up(machine: UserMachine) -> Iterator[UserMachine]:
 
 
 def test_up_again_changes_nothing(up: UserMachine) -> None:
-    before = json.loads(up.eagle3("status", "--json"))["stack"]
+    before = up.told("status")["stack"]
     again = json.loads(up.eagle3("up", "--json"))
     assert (again["server_pid"], again["worker_pid"]) == (before["server"]["pid"], before["worker"]["pid"])
     assert len(up.post("automations/filter", {})) == 1
@@ -233,7 +266,7 @@ def test_a_second_start_waits_until_the_first_has_ended(up: UserMachine) -> None
     wait_for((up.notes / f"began-{first}").exists, "the first begins")
     second = up.begin()
     wait_for(lambda: up.state(second) == "AwaitingConcurrencySlot", "the second waits")
-    listed = {run["id"]: run["state"] for run in json.loads(up.eagle3("status", "--json"))["runs"]}
+    listed = {run["id"]: run["state"] for run in up.told("status")["runs"]}
     assert listed[first] == "Running"
     assert listed[second] in ("AwaitingConcurrencySlot", "Late")
     up.hold.unlink()
@@ -244,7 +277,7 @@ def test_a_second_start_waits_until_the_first_has_ended(up: UserMachine) -> None
 
 def test_a_changed_round_file_is_noticed(up: UserMachine) -> None:
     def said() -> str:
-        items = json.loads(up.eagle3("status", "--json"))["deployments"]
+        items = up.told("status")["deployments"]
         return {item["name"]: item["state"] for item in items}["eagle3/tiny"]
 
     file = up.rounds / "tiny.yaml"
@@ -280,13 +313,38 @@ def test_an_enabled_schedule_stays_enabled(up: UserMachine) -> None:
     assert active == {"flows/reextract.py:reextract": True, "flows/cleanup.py:cleanup": False}
 
 
+@pytest.fixture
+def impatient(up: UserMachine) -> Iterator[UserMachine]:
+    """The automation of `eagle3 up` once more, with 10 s (the least that Prefect takes) in place of its 90."""
+    [kept] = up.post("automations/filter", {})
+    copy = {name: kept[name] for name in ("description", "actions")} | {"name": "impatient", "enabled": True}
+    made = up.post("automations/", copy | {"trigger": kept["trigger"] | {"id": str(uuid4()), "within": 10}})
+    yield up
+    httpx.delete(f"{up.api}/automations/{made['id']}", timeout=60).raise_for_status()
+
+
+def test_a_run_that_falls_silent_is_crashed_and_one_that_has_ended_is_not(impatient: UserMachine) -> None:
+    """Heartbeats are posted here; that a flow's process sends them, and the 90 s, are seen in ``make test-long``."""
+    flow = impatient.post("flows/", {"name": "silent"})["id"]
+    running = {"flow_id": flow, "tags": [TAG], "state": {"type": "RUNNING", "name": "Running"}}
+    silent, ended = (impatient.post("flow_runs/", running)["id"] for _ in range(2))
+    for run in (ended, silent):
+        impatient.beat(run)
+    impatient.post(f"flow_runs/{ended}/set_state", {"state": {"type": "COMPLETED", "name": "Completed"}})
+    wait_for(lambda: impatient.state(silent) == "Crashed", "the silent run is crashed")
+    state = httpx.get(f"{impatient.api}/flow_runs/{silent}", timeout=60).json()["state"]
+    assert state["message"].startswith("No heartbeat for 90 seconds")
+    assert impatient.state(ended) == "Completed"
+
+
+@pytest.mark.long
 def test_a_run_whose_worker_and_process_were_killed_does_not_stay_running(up: UserMachine) -> None:
     up.hold.touch()
     run = up.begin()
     wait_for((up.notes / f"began-{run}").exists, "the run begins")
     beat = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "resource": {"id": [f"prefect.flow-run.{run}"]}}
     wait_for(lambda: up.post("events/filter", {"filter": beat})["events"], "its heartbeat has come")
-    worker = json.loads(up.eagle3("status", "--json"))["stack"]["worker"]["pid"]
+    worker = up.worker()
     psutil.Process(worker).kill()
     for process in find("PREFECT__FLOW_RUN_ID", run):
         os.kill(process.pid, signal.SIGKILL)
@@ -305,7 +363,7 @@ def test_the_run_of_a_killed_worker_is_ended_before_the_next_worker_comes(up: Us
     for command in ("up", "down"):
         run = up.begin()
         wait_for((up.notes / f"began-{run}").exists, "the run begins")
-        worker = json.loads(up.eagle3("status", "--json"))["stack"]["worker"]["pid"]
+        worker = up.worker()
         os.kill(worker, signal.SIGKILL)
         up.eagle3(command)
         assert (up.notes / f"ended-{run}").exists(), "its own clean-up ran"
@@ -341,15 +399,6 @@ def test_a_taken_port_is_said_with_its_holder(machine: UserMachine) -> None:
     assert machine.profiles.read_text() == PROFILES
 
 
-def test_a_round_brings_its_own_stack_and_takes_it_away(machine: UserMachine) -> None:
-    machine.hold.unlink(missing_ok=True)
-    facts = json.loads(machine.eagle3("round", "tiny", "--set", "train.epochs=2", "--json"))
-    assert facts["state"] == "Completed"
-    assert (machine.notes / f"began-{facts['run']}").read_text().endswith("{'train.epochs': 2}")
-    assert living(machine.state_dir) == []
-    assert machine.profiles.read_text() == PROFILES
-
-
 def test_an_interrupted_round_is_cancelled(machine: UserMachine) -> None:
     machine.hold.touch()
     before = set(machine.notes.glob("began-*"))
@@ -364,7 +413,7 @@ def test_an_interrupted_round_is_cancelled(machine: UserMachine) -> None:
     assert living(machine.state_dir) == []
 
 
-def test_a_killed_round_leaves_no_process(machine: UserMachine) -> None:
+def test_a_killed_round_leaves_no_process_and_the_next_one_brings_its_own_stack(machine: UserMachine) -> None:
     machine.hold.touch()
     before = set(machine.notes.glob("began-*"))
     process = machine.start("round", "tiny")
@@ -374,4 +423,8 @@ def test_a_killed_round_leaves_no_process(machine: UserMachine) -> None:
     wait_for(lambda: living(machine.state_dir) == [], "no process is left")
     assert not port_in_use(machine.port)
     machine.hold.unlink()
-    assert json.loads(machine.eagle3("round", "tiny", "--json"))["state"] == "Completed", "the queue is free again"
+    facts = json.loads(machine.eagle3("round", "tiny", "--set", "train.epochs=2", "--json"))
+    assert facts["state"] == "Completed", "the queue is free again"
+    assert (machine.notes / f"began-{facts['run']}").read_text().endswith("{'train.epochs': 2}")
+    assert living(machine.state_dir) == []
+    assert machine.profiles.read_text() == PROFILES

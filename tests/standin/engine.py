@@ -13,7 +13,7 @@ from infra.engines.launch import Launch, LaunchRequest
 from infra.engines.vllm.dialect import VllmDialect
 
 SERVER = Path(__file__).with_name("server.py")
-VERSION = "0-standin"
+VERSION = "0.32.0"
 
 
 class StandInEngine:

@@ -1,51 +1,93 @@
-"""What the end of a log says: one sentence, and the remedy. The lines are single wordings, not whole recorded logs."""
+"""What the end of a log says: one sentence, and the remedy.
+
+What Python and the system say is produced here; an engine's words are those of ``standin.wordings``, which
+``tests/live/engines`` looks up in the engines; what a GPU's driver and torch say under both are single lines.
+"""
+
+import argparse
+import errno
+import os
+import socket
+from collections.abc import Callable
+from importlib import import_module
 
 import pytest
+from standin.wordings import WORDINGS, Wording
 
 from infra.engines.server.causes import explain, port_was_taken
 
-CASES = [
-    (
-        "(APIServer pid=1) OSError: [Errno 98] Address already in use",
-        ("its port was taken by another process", "another free port"),
-    ),
-    (
-        "api_server.py: error: unrecognized arguments: --no-such-flag 3",
-        ("does not know the flags --no-such-flag 3", "rung's flags"),
-    ),
-    ("launch_server.py: error: argument --dtype: invalid choice: 'f8'", ("a flag is wrong: --dtype", "ladder")),
-    (
-        "ValueError: Invalid repository ID or local directory specified: '/models/x'.",
-        ("the model's folder is missing or not complete '/models/x'", "eagle3 target fetch"),
-    ),
-    (
-        "OSError: /models/x does not appear to have a file named config.json.",
-        ("missing or not complete config.json", "eagle3 target"),
-    ),
+ON_GPUS = [
     ("RuntimeError: CUDA error: out of memory", ("there was not enough memory", "max_model_len")),
     ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", ("not enough memory", "parallelism")),
-    ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", ("not enough memory", "free")),
     (
         "RuntimeError: CUDA error: no kernel image is available for execution on the device",
         ("does not fit the GPU or its driver", "nvidia-smi"),
     ),
-    (
-        "ValueError: The repository contains custom code which must be executed to correctly load the model.",
-        ("needs its own code", "target.trust_remote_code"),
-    ),
-    ("OSError: [Errno 28] No space left on device: '/dev/shm/psm'", ("a disk is full", "/dev/shm")),
-    ("ModuleNotFoundError: No module named 'sgl_kernel'", ("not complete: No module named", "engines install")),
 ]
 
 
-@pytest.mark.parametrize(("log", "parts"), CASES)
-def test_a_known_fault_is_one_sentence_with_its_remedy(log: str, parts: tuple[str, str]) -> None:
+def see(log: str, parts: tuple[str, str]) -> None:
+    """Check what is said of a log with such an end."""
     said = explain(f"INFO all was well\n{log}\n") or ""
     happened, _, remedy = said.partition("; ")
     assert parts[0] in happened
     assert parts[1] in remedy
     assert "\n" not in said
     assert "  " not in said
+
+
+@pytest.mark.parametrize(("log", "parts"), ON_GPUS)
+def test_a_known_fault_of_gpus_is_one_sentence_with_its_remedy(log: str, parts: tuple[str, str]) -> None:
+    see(log, parts)
+
+
+@pytest.mark.parametrize("wording", WORDINGS, ids=lambda wording: wording.words)
+def test_an_engines_known_fault_is_one_sentence_with_its_remedy(wording: Wording) -> None:
+    see(wording.line, wording.said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--no-such-flag", "3"], ("does not know the flags --no-such-flag 3", "rung's flags")),
+        (["--dtype", "f8"], ("a flag is wrong: --dtype", "ladder")),
+    ],
+)
+def test_a_wrong_flag_is_named(
+    arguments: list[str], parts: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser(prog="api_server.py")
+    parser.add_argument("--dtype", choices=["auto"])
+    with pytest.raises(SystemExit):
+        parser.parse_args(arguments)
+    see(capsys.readouterr().err, parts)
+
+
+def take_a_port_twice() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        socket.create_server(first.getsockname())
+
+
+def fill_shared_memory() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/dev/shm/psm")
+
+
+@pytest.mark.parametrize(
+    ("fail", "parts"),
+    [
+        (take_a_port_twice, ("its port was taken by another process", "another free port")),
+        (fill_shared_memory, ("a disk is full", "/dev/shm")),
+        (lambda: import_module("no_such_kernel"), ("not complete: No module named", "engines install")),
+    ],
+    ids=["port", "disk", "module"],
+)
+def test_a_fault_of_the_machine_is_one_sentence_with_its_remedy(
+    fail: Callable[[], object], parts: tuple[str, str]
+) -> None:
+    with pytest.raises((OSError, ImportError)) as caught:
+        fail()
+    see(f"{type(caught.value).__name__}: {caught.value}", parts)
+    assert port_was_taken(str(caught.value)) == ("port" in parts[0])
 
 
 def test_arguments_in_a_log_are_no_faults() -> None:

@@ -78,9 +78,14 @@ def commands(group: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, .
 
 @pytest.mark.parametrize("command", list(commands(get_command(app))), ids=" ".join)
 def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
+    found: Any = get_command(app)
+    for word in command:
+        found = found.commands[word]
+    assert [item.name for item in found.params if not item.help] == []
     result = CliRunner().invoke(app, [*command, "--help"])
     assert result.exit_code == 0
-    assert len(result.output.splitlines()) > 4
+    assert found.help.split(".")[0].split()[0] in result.output
+    assert all(option in result.output for item in found.params for option in item.opts if option.startswith("--"))
 
 
 @pytest.mark.parametrize(

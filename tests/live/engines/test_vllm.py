@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psutil
 import pytest
@@ -15,14 +14,14 @@ from infra.config.round import EngineConfig, RungConfig
 from infra.config.settings import Settings
 from infra.engines.client.bench import run, summary
 from infra.engines.client.client import Client, RequestRefused, Sampling
-from infra.engines.client.extraction import Extractor, States
+from infra.engines.client.extraction import States
 from infra.engines.registry import LaunchRequest, Server, engine_version, start
 from infra.machine.processes.guarded import recorded
+from infra.round.serving import Serving
 from infra.targets.target import Target
 
 pytestmark = pytest.mark.timeout(900)
 
-TAPS = (2, 15, 27)
 SENTENCE = (
     "The quick brown fox jumps over the lazy dog while seven wizards mix a jug of quartz, and nobody asks why. " * 8
 )
@@ -30,52 +29,33 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 @pytest.fixture(scope="module")
-def staging(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("staging")
-
-
-def config(*rungs: RungConfig) -> EngineConfig:
-    return EngineConfig(
-        device="cpu",
-        dtype="float32",
-        max_model_len=512,
-        ready_seconds=600,
-        ladder=rungs or (RungConfig(name="default"),),
-    )
-
-
-@pytest.fixture(scope="module")
-def servers(settings: Settings, target: Target, staging: Path) -> Iterator[dict[str, Server]]:
-    """Two servers at once on one machine; the first one's first rung cannot work."""
+def server(vllm: Serving, settings: Settings, target: Target) -> Iterator[Server]:
+    """A second server beside the shared one; its first rung cannot work."""
     ladder = (RungConfig(name="impossible", flags=("--no-such-flag",)), RungConfig(name="plain"))
-    extract = LaunchRequest(target, config(*ladder), "extract", taps=TAPS, staging=staging, concurrency=8)
-    bench = LaunchRequest(target, config(), "bench", concurrency=8)
-    with start("vllm", extract, settings) as first, start("vllm", bench, settings) as second:
+    config = EngineConfig(device="cpu", dtype="float32", max_model_len=512, ready_seconds=600, ladder=ladder)
+    with start("vllm", LaunchRequest(target, config, "bench", concurrency=8), settings) as second:
         phases: list[str] = []
-        first.wait_ready(phases.append)
-        second.wait_ready()
+        second.wait_ready(phases.append)
         assert any("impossible" in words for words in phases), phases
-        yield {"extract": first, "bench": second}
+        yield second
 
 
 @pytest.fixture(scope="module")
-def client(servers: dict[str, Server]) -> Iterator[Client]:
-    with Client(servers["bench"].base_url) as talking:
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.base_url) as talking:
         yield talking
 
 
-def test_a_rung_that_cannot_work_is_followed_by_the_next_and_the_reason_is_kept(servers: dict[str, Server]) -> None:
-    assert servers["extract"].rung == "plain"
-    [(name, reason)] = servers["extract"].failed_rungs
+def test_a_rung_that_cannot_work_is_followed_by_the_next_and_the_reason_is_kept(server: Server) -> None:
+    assert server.rung == "plain"
+    [(name, reason)] = server.failed_rungs
     assert name == "impossible"
     assert "--no-such-flag" in reason
-    servers["extract"].check()
+    server.check()
 
 
-def test_the_served_version_is_the_one_in_the_environments_metadata(
-    servers: dict[str, Server], settings: Settings
-) -> None:
-    assert servers["bench"].version == engine_version("vllm", "cpu", settings)
+def test_the_served_version_is_the_one_in_the_environments_metadata(server: Server, settings: Settings) -> None:
+    assert server.version == engine_version("vllm", "cpu", settings)
 
 
 def test_answers_come_as_token_ids_with_the_end_token(client: Client) -> None:
@@ -105,20 +85,17 @@ def test_a_run_without_a_draft_is_measured(client: Client) -> None:
     assert 0 < measured.itl_p50 <= measured.itl_p95 < measured.seconds
 
 
-def test_states_equal_the_references_at_every_tap(
-    servers: dict[str, Server], client: Client, target: Target, staging: Path
-) -> None:
+def test_states_equal_the_references_at_every_tap(vllm: Serving, client: Client, target: Target) -> None:
     text = client.tokenize_chat([{"role": "user", "content": SENTENCE}])
     sequences = [text[:length] for length in (1, 7, 33, 64, 129, 200)]
-    with Client(servers["extract"].base_url) as extracting, ThreadPoolExecutor(len(sequences)) as threads:
-        extractor = Extractor(extracting, staging, TAPS, target.shape.hidden_size)
-        states = list(threads.map(extractor.extract, sequences))
-    assert list(staging.iterdir()) == []
+    with ThreadPoolExecutor(len(sequences)) as threads:
+        states = list(threads.map(vllm.extractor(600).extract, sequences))
+    assert list(vllm.staging.iterdir()) == []
     reference = Reference(target)
     for sequence, found in zip(sequences, states, strict=True):
         assert found.token_ids.tolist() == sequence
         layers = reference.layers(sequence)
-        for slot, tap in enumerate((*TAPS, target.shape.layers)):
+        for slot, tap in enumerate((*vllm.round.config.extract.taps, target.shape.layers)):
             error = median_error(found, slot, layers[tap])
             neighbours = [median_error(found, slot, layers[near]) for near in (tap - 1, tap + 1) if near < len(layers)]
             assert error < 0.08, (tap, len(sequence), error)
@@ -128,13 +105,11 @@ def test_states_equal_the_references_at_every_tap(
                 assert error < 0.5 * min(neighbours), (tap, len(sequence), error, neighbours)
 
 
-def test_stopping_leaves_no_process(servers: dict[str, Server], settings: Settings) -> None:
-    trees = [psutil.Process(record.child_pid) for record in recorded(settings.run_dir) if record.alive]
-    assert len(trees) == len(servers)
-    processes = [process for tree in trees for process in (tree, *tree.children(recursive=True))]
-    assert len(processes) > len(trees)
-    for server in servers.values():
-        server.stop()
+def test_stopping_leaves_no_process(server: Server, settings: Settings) -> None:
+    [tree] = [psutil.Process(record.child_pid) for record in recorded(settings.run_dir) if record.alive]
+    processes = [tree, *tree.children(recursive=True)]
+    assert len(processes) > 1
+    server.stop()
     assert not [process for process in processes if running(process)]
     assert not [record for record in recorded(settings.run_dir) if record.alive and record.owner_pid == os.getpid()]
 

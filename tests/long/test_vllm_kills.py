@@ -1,5 +1,6 @@
 """The real vLLM on CPU, killed at seeded moments of generate and extract, and the flow with it.
 
+``make test`` does so in generate, and ends there; ``make test-long`` in both steps.
 Compared with a run that nothing disturbed, on another state folder: the same token ids, everything that was committed
 before a kill left as it was, and hidden states within the parity gate's bound. Greedy ids are equal here because the
 target computes in float32: which requests share a batch moves its logits by far less than the gap of any near-tie of
@@ -35,17 +36,12 @@ from infra.round.context import Round
 from infra.round.states import faulty_shards
 from infra.store.answers import read_answers
 from infra.store.reader import StatesReader
-from infra.targets.fetch import fetch_target
-
-pytestmark = pytest.mark.timeout(5400)
 
 SEED = 20_27
 LIMIT = 1500.0
-SCHEDULE = [
-    [("engine core", "generate"), ("flow", "generate")],
-    [("API server", "extract"), ("flow", "extract")],
-]
-"""(what to kill, in which step), in order; a list for each run, the last kill of which ends it."""
+IN_GENERATE = [("engine core", "generate"), ("flow", "generate")]
+IN_EXTRACT = [("API server", "extract"), ("flow", "extract")]
+"""(what to kill, in which step), in order; the last kill ends the run."""
 
 
 @dataclass
@@ -126,6 +122,10 @@ class Runs:
         """Shards that are committed."""
         return len(list(self.settings.state_dir.glob("store/rounds/*/hidden/*/*/manifest.parquet")))
 
+    def prepared(self) -> bool:
+        """Whether the answers are made into samples."""
+        return any(self.settings.state_dir.glob("store/rounds/*/samples/current.json"))
+
     def verified(self) -> bool:
         """Whether extraction is over and was read back."""
         return any(self.settings.state_dir.glob("store/rounds/*/hidden/current.json"))
@@ -162,18 +162,29 @@ def config() -> RoundConfig:
     return build_round(load_round(round_file("tiny")).model_dump(mode="json"), changes)
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        pytest.param([IN_GENERATE], marks=pytest.mark.timeout(900), id="generate"),
+        pytest.param(
+            [IN_GENERATE, IN_EXTRACT], marks=[pytest.mark.timeout(5400), pytest.mark.long], id="generate-and-extract"
+        ),
+    ],
+)
 def test_a_round_whose_flow_and_engines_are_killed_ends_as_if_they_had_not_been(
-    zygote: Zygote, config: RoundConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    schedule: list[list[tuple[str, str]]],
+    zygote: Zygote,
+    config: RoundConfig,
+    models: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    cache = Settings().cache_dir
-    models = cache / "test-models"
-    fetch_target(config.target, models, cache, print)
     killed, calm = (Runs(tmp_path / name, config, models, zygote) for name in ("killed", "calm"))
     chance = random.Random(SEED)
     answers: dict[str, list[int]] = {}
     files: dict[str, tuple[int, int, bytes]] = {}
     kept = []
-    for kills in SCHEDULE:
+    for kills in schedule:
         killed.start()
         for what, step in kills:
             if step == "generate":
@@ -190,9 +201,10 @@ def test_a_round_whose_flow_and_engines_are_killed_ends_as_if_they_had_not_been(
             assert files.items() <= made.items()
             answers, files = now, made
             kept.append(f"{what:12} in {step:9}: {len(now):3} answers and {killed.shards()} shards were kept")
+    extracted = IN_EXTRACT in schedule
     for one in (killed, calm):
         one.start()
-        one.until(one.verified, "the states are verified")
+        one.until(one.verified if extracted else one.prepared, "what is compared is there")
         one.kill_flow("the end")
 
     assert answers.items() <= killed.answered().items()
@@ -200,18 +212,21 @@ def test_a_round_whose_flow_and_engines_are_killed_ends_as_if_they_had_not_been(
     assert killed.round.keys == calm.round.keys
     assert killed.answered() == calm.answered()
     assert [sample.input_ids for sample in killed.round.samples] == [sample.input_ids for sample in calm.round.samples]
-    assert faulty_shards(killed.round, deep=True) == {}
-    target = killed.round.target
-    found = compare(target, config.extract.taps, calm.side("calm"), killed.side("killed"), None, Head(target))
+    same = f"{len(calm.answered())} answers, {sum(map(len, calm.answered().values()))} token ids, all the same"
     with capsys.disabled():
-        print(
-            "",
-            *kept,
-            *(
-                f"tap {tap.tap}: median {tap.median:.2g}, worst {tap.worst:.2g}, bound {tap.bound:.2g}"
-                for tap in found.taps
-            ),
-            f"{len(calm.answered())} answers, {sum(map(len, calm.answered().values()))} token ids, all the same",
-            sep="\n  ",
-        )
+        print("", *kept, same, sep="\n  ")
+    if extracted:
+        assert faulty_shards(killed.round, deep=True) == {}
+        states_agree(killed, calm, capsys)
+
+
+def states_agree(killed: Runs, calm: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """Hold the states of both against each other, as the parity gate does."""
+    target = killed.round.target
+    found = compare(target, calm.config.extract.taps, calm.side("calm"), killed.side("killed"), None, Head(target))
+    told = (
+        f"tap {tap.tap}: median {tap.median:.2g}, worst {tap.worst:.2g}, bound {tap.bound:.2g}" for tap in found.taps
+    )
+    with capsys.disabled():
+        print("", *told, sep="\n  ")
     parity_gate(found)

@@ -1,6 +1,7 @@
 """Whole rounds on a small disk that fills in generate, extract and train, each in a process of its own.
 
-The test is the other process: it fills the disk, sees the pause in the round's log, and makes room again.
+The test is the other process: it fills the disk, sees the pause in the round's log, and makes room again. Where a
+write finds the disk full, ``make test`` has the store's own tests and the trainer's (``tests/faults``).
 """
 
 import json
@@ -25,7 +26,7 @@ from infra.round.status import look
 from infra.round.stored import report as stored_report
 from infra.store.answers import read_answers
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = pytest.mark.timeout(900)
 
 LIMIT = 1500.0
 SAMPLES = 24
@@ -140,7 +141,10 @@ def whole(machine: SmallMachine) -> list[str]:
     return list(report.notes)
 
 
-@pytest.mark.parametrize("blind", [False, True], ids=["seen-before", "found-by-the-write"])
+@pytest.mark.parametrize(
+    "blind",
+    [pytest.param(False, id="seen-before"), pytest.param(True, id="found-by-the-write", marks=pytest.mark.long)],
+)
 def test_a_round_pauses_in_every_step_and_goes_on_by_itself(
     blind: bool, api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -12,37 +11,32 @@ import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file
+from standin.real_engines import SAMPLES
 
-from infra.config.load import load_round, round_file
-from infra.config.settings import Settings
 from infra.drafter.job import CPU_ARGUMENTS
 from infra.engines.client.extraction import Extractor
 from infra.engines.client.front import Front
-from infra.environments.building import environment_python
-from infra.errors import EnvironmentBuildError
 from infra.round.context import Round
 from infra.round.serving import Serving
 
-pytestmark = pytest.mark.timeout(1200)
-SAMPLES = 6
-REPOSITORY = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(900)
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(scope="module", params=["smoke", "smoke-sglang"])
-def round_(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, models: Path) -> Round:
-    settings = Settings(state_dir=tmp_path_factory.mktemp("state"), models_path=models)
-    found = Round(load_round(round_file(request.param)), settings)
-    try:
-        environment_python(f"{found.config.extract.engine}-cpu", settings.cache_dir)
-    except EnvironmentBuildError as error:
-        pytest.skip(str(error))
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
+def serving(request: pytest.FixtureRequest) -> Serving:
+    found: Serving = request.getfixturevalue(request.param)
     return found
 
 
 @pytest.fixture(scope="module")
-def extractor(round_: Round) -> Iterator[Extractor]:
-    with Serving(round_, "extract") as serving:
-        yield serving.extractor(600, print)
+def round_(serving: Serving) -> Round:
+    return serving.round
+
+
+@pytest.fixture(scope="module")
+def extractor(serving: Serving) -> Extractor:
+    return serving.extractor(600, print)
 
 
 @pytest.fixture(scope="module")

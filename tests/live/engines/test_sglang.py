@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import httpx
 import psutil
@@ -23,7 +24,7 @@ from infra.steps.generate import Asking, answers_wanted, generate
 from infra.store.answers import read_answers
 from infra.targets.target import Target
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = pytest.mark.timeout(900)
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 LONGEST = 512
@@ -32,7 +33,7 @@ NEAR_TIE = 1e-3
 
 
 @pytest.fixture(scope="module")
-def server(settings: Settings, target: Target) -> Iterator[Server]:
+def server(sglang_environment: Path, settings: Settings, target: Target) -> Iterator[Server]:
     """A server whose first rung cannot work."""
     ladder = (RungConfig(name="impossible", flags=("--no-such-flag",)), RungConfig(name="plain"))
     config = EngineConfig(device="cpu", dtype="float32", max_model_len=LONGEST, ready_seconds=900, ladder=ladder)

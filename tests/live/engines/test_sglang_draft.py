@@ -11,15 +11,15 @@ from safetensors.torch import load_file
 from standin import sglang_reader
 from standin.speculators_draft import NUMBERS, draft_config, write_draft
 
-from infra.config.settings import Settings
 from infra.drafter.sglang_format import write_sglang
-from infra.environments.building import build
 
-STAND_INS = Path(__file__).resolve().parents[2] / "infra" / "engines" / "plugins" / "sgl_kernel_cpu"
+STAND_INS = Path(__file__).resolve().parents[3] / "infra" / "engines" / "plugins" / "sgl_kernel_cpu"
 
 
-def test_the_real_loader_fills_every_parameter_with_what_the_tests_reader_says(models: Path, tmp_path: Path) -> None:
-    python = build("sglang-cpu", Settings().cache_dir) / "bin" / "python"
+def test_the_real_loader_fills_every_parameter_with_what_the_tests_reader_says(
+    sglang_environment: Path, models: Path, tmp_path: Path
+) -> None:
+    python = sglang_environment
     folder = write_sglang(write_draft(tmp_path / "draft", draft_config()), tmp_path / "sglang", NUMBERS)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -96,6 +96,7 @@ def run_in(python: Path, code: str) -> str:
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.mark.long
 def test_build_installs_exactly_what_is_pinned_and_only_once(locks: Path, installer: str, tmp_path: Path) -> None:
     describe_tiny(locks, torch=("torch-rare.txt", "torch-plain.txt"))
     cache, said = tmp_path / "cache", list[str]()
@@ -129,6 +130,7 @@ def test_build_installs_exactly_what_is_pinned_and_only_once(locks: Path, instal
         environment_python("tiny", cache, locks)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("lock", "torch", "proof", "words"),
     [

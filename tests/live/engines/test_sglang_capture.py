@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from standin.real_engines import CHUNK
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra.config.round import EngineConfig, RungConfig
@@ -18,16 +19,16 @@ from infra.engines.client.client import Client
 from infra.engines.client.extraction import ExtractionFault, Extractor
 from infra.engines.layer_ids import engine_layer_ids
 from infra.engines.registry import Launch, LaunchRequest, Server, engine_version, find_engine
+from infra.engines.sglang import capture as sglang_capture
 from infra.engines.sglang.capture import PLUGIN
-from infra.environments.building import environment_python
+from infra.round.serving import Serving
 from infra.targets.final_norm import read_final_norm
 from infra.targets.target import Target
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = pytest.mark.timeout(900)
 
-TAPS = (2, 15, 27)
-CHUNK = 32
 TEXT = "The quick brown fox jumps over the lazy dog while seven wizards mix a jug of quartz, and nobody asks why. " * 9
+TAPS = (2, 15, 27)
 LENGTHS = (200, 1, 31, 32, 33, 64, 97, 129)
 TRUNCATED = 50
 PLANTED = f"""
@@ -70,10 +71,8 @@ class Changed:
 
 
 @contextmanager
-def serving(
-    settings: Settings, target: Target, staging: Path, change: Change = lambda launch: launch
-) -> Iterator[Extractor]:
-    """The extraction side of a server with small chunks; it is gone afterwards."""
+def serving(settings: Settings, target: Target, staging: Path, change: Change) -> Iterator[Extractor]:
+    """The extraction side of a server with small chunks, launched in another way; it is gone afterwards."""
     staging.mkdir()
     rung = RungConfig(name="small-chunks", flags=("--chunked-prefill-size", str(CHUNK)))
     config = EngineConfig(device="cpu", dtype="float32", max_model_len=512, ready_seconds=900, ladder=(rung,))
@@ -88,18 +87,19 @@ def serving(
 
 
 def test_states_equal_the_references_under_chunks_and_concurrency(
-    settings: Settings, target: Target, tokens: list[int], tmp_path: Path
+    sglang: Serving, target: Target, tokens: list[int]
 ) -> None:
     sequences = [tokens[start : start + length] for start, length in enumerate(LENGTHS)]
-    with serving(settings, target, tmp_path / "staging") as extractor, ThreadPoolExecutor(len(LENGTHS)) as threads:
-        extractor.prove()
+    extractor = sglang.extractor(300)
+    extractor.prove()
+    with ThreadPoolExecutor(len(LENGTHS)) as threads:
         found = list(threads.map(extractor.extract, sequences))
-    assert list((tmp_path / "staging").iterdir()) == []
+    assert list(sglang.staging.iterdir()) == []
     reference, norm = Reference(target), read_final_norm(target)
     for sequence, states in zip(sequences, found, strict=True):
         assert states.token_ids.tolist() == sequence
         layers = reference.layers(sequence)
-        for slot, tap in enumerate(TAPS):
+        for slot, tap in enumerate(sglang.round.config.extract.taps):
             found_tap = states.hidden_states[:, slot]
             assert errors(found_tap, layers[tap]).max() < ROUNDING, (tap, len(sequence))
             if len(sequence) > 1:  # the first token's stream hardly changes from layer to layer
@@ -109,17 +109,29 @@ def test_states_equal_the_references_under_chunks_and_concurrency(
         assert states.next_token == reference.next_token(sequence)
 
 
-def test_a_prefix_from_the_cache_and_a_lost_row_are_refused_and_the_rest_goes_on(
-    settings: Settings, target: Target, tmp_path: Path
+def test_another_checkouts_plugin_a_prefix_from_the_cache_and_a_lost_row_are_refused_and_the_rest_goes_on(
+    sglang_environment: Path, settings: Settings, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One server has the three faults: it starts with last week's plugin, a prefix cache and a plugin that loses rows.
+
+    Where the plugin is to be believed, this checkout is taken back to last week.
+    """
     plant(tmp_path / "planted")
+    stale = tmp_path / PLUGIN.name
+    shutil.copytree(PLUGIN, stale)
+    with (stale / PLUGIN.name / "gather.py").open("a") as module:
+        module.write("# as it was last week\n")
 
     def change(launch: Launch) -> Launch:
         command = tuple(part for part in launch.command if part != "--disable-radix-cache")
-        path = f"{launch.env['PYTHONPATH']}:{tmp_path / 'planted'}"
-        return replace(launch, command=command, env={**launch.env, "PYTHONPATH": path})
+        path = launch.env["PYTHONPATH"].replace(str(PLUGIN), str(stale))
+        return replace(launch, command=command, env={**launch.env, "PYTHONPATH": f"{path}:{tmp_path / 'planted'}"})
 
     with serving(settings, target, tmp_path / "staging", change) as extractor:
+        with pytest.raises(ExtractionFault, match="not the one of this checkout"):
+            extractor.prove()
+        monkeypatch.setattr(sglang_capture, "PLUGIN", stale)
+        monkeypatch.setattr(sglang_capture, "plugin_digest", sglang_capture.plugin_digest.__wrapped__)
         with pytest.raises(ExtractionFault, match=rf"{TRUNCATED - 1} rows for {TRUNCATED} tokens"):
             extractor.extract(range(1000, 1000 + TRUNCATED))
         assert extractor.extract(range(2000, 2040)).token_ids.tolist() == list(range(2000, 2040))
@@ -130,32 +142,14 @@ def test_a_prefix_from_the_cache_and_a_lost_row_are_refused_and_the_rest_goes_on
         assert extractor.extract(range(3000, 3040)).token_ids.tolist() == list(range(3000, 3040))
 
 
-def test_a_plugin_that_is_not_this_checkouts_is_refused(settings: Settings, target: Target, tmp_path: Path) -> None:
-    stale = tmp_path / PLUGIN.name
-    shutil.copytree(PLUGIN, stale)
-    with (stale / PLUGIN.name / "gather.py").open("a") as module:
-        module.write("# as it was last week\n")
-
-    def change(launch: Launch) -> Launch:
-        return replace(
-            launch, env={**launch.env, "PYTHONPATH": launch.env["PYTHONPATH"].replace(str(PLUGIN), str(stale))}
-        )
-
-    with (
-        serving(settings, target, tmp_path / "staging", change) as extractor,
-        pytest.raises(ExtractionFault, match="not the one of this checkout"),
-    ):
-        extractor.prove()
-
-
-def test_the_installed_release_has_what_was_recorded_of_it(settings: Settings) -> None:
+def test_the_installed_release_has_what_was_recorded_of_it(sglang_environment: Path, settings: Settings) -> None:
     """What the table says was read from a wheel; here it is read from what runs."""
     spec = importlib.util.spec_from_file_location("targets", PLUGIN / "targets.py")
     assert spec is not None
     assert spec.loader is not None
     targets = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(targets)
-    [packages] = environment_python("sglang-cpu", settings.cache_dir).parent.parent.glob("lib/python3*/site-packages")
+    [packages] = sglang_environment.parent.parent.glob("lib/python3*/site-packages")
     version, read = targets.reader(packages)
     assert version == engine_version("sglang", "cpu", settings)
     assert targets.facts(read) == targets.recorded()[version]
