@@ -60,9 +60,8 @@ class VersionedEngine(StandInEngine):
 @pytest.fixture(autouse=True)
 def _versioned(monkeypatch: pytest.MonkeyPatch) -> None:
     for engine in (vllm, sglang):
-        monkeypatch.setattr(
-            engine, "ENGINE", VersionedEngine(VARIABLE.format(engine.__name__.rpartition(".")[2].upper()))
-        )
+        name = engine.__name__.split(".")[-2]
+        monkeypatch.setattr(engine, "ENGINE", VersionedEngine(VARIABLE.format(name.upper())))
 
 
 @pytest.fixture
@@ -176,7 +175,8 @@ def test_each_side_has_the_slot_and_gpus_of_its_own(
         return launch(self, request, *rest)
 
     monkeypatch.setattr(VersionedEngine, "launch", launched)
-    monkeypatch.setattr(VersionedEngine, "version", lambda *_: "0.5.23")
+    versions = {VARIABLE.format("VLLM"): "0.32.0", VARIABLE.format("SGLANG"): "0.5.23"}
+    monkeypatch.setattr(VersionedEngine, "version", lambda self, *_: versions[self._variable])
     one, other = EngineChoice(engine="vllm"), EngineChoice(engine="sglang")
     parity(machine.config(), one, other, overrides=change)
     assert seen == {"cpu": (), "cuda": ("0", "2")}

@@ -23,7 +23,7 @@ class StandInEngine:
     dialect = VllmDialect()
 
     def version(self, device: str, settings: Settings) -> str:
-        """A version that no engine has."""
+        """One whose layers are known, so that it is let through where the engine in whose place it is would be."""
         return os.environ.get("STANDIN_VERSION", VERSION)
 
     def launch(self, request: LaunchRequest, rung: RungConfig, port: int, settings: Settings) -> Launch:
