@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli import clean, doctor, engines, front, gpu, output, plan, round, stack, status, target
+from deployments.cli import clean, doctor, engines, fields, front, gpu, output, plan, round, stack, status, target
 from deployments.environment import stand_in_for_flows
 from infra import __version__
 from infra.errors import Eagle3Error, ProcessFailed
@@ -37,6 +37,7 @@ app.command("round")(round.run_round)
 app.command("run")(round.start)
 app.command("deploy")(stack.deploy)
 app.command("plan")(plan.plan)
+app.command("fields")(fields.fields)
 app.command("front")(front.front)
 app.add_typer(target.app, name="target", help="The models that are served.")
 app.add_typer(engines.app, name="engines", help="The Python environments of flows and engines.")

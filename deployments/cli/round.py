@@ -38,8 +38,12 @@ def run_round(name: Name, overrides: Set = None, as_json: Json = False) -> None:
 
     settings, began = Settings(), time.monotonic()
     config = open_deployed(name, overrides)
+    say(f"round {config.name}: {config.description or 'no description'}")
+    say(f"1 of 3: the environments of {' and '.join(config.used_engines)}; what is missing is built")
     build_environments(config, settings)
+    say("2 of 3: a Prefect server and a worker")
     with borrowed(settings, say) as api:
+        say("3 of 3: the round itself; what is done already is not done again")
         say(f"UI while it runs: {ui_url(api)}")
         run_id, state = _watch(api, config.name, parse_overrides(overrides), settings)
     say(f"run {run_id} ended {state} after {time.monotonic() - began:.0f} s in all")
