@@ -218,3 +218,26 @@ def test_a_bound_a_default_and_a_knob_are_told() -> None:
     assert "| `generate.concurrency` | whole number ≥ 1, ≤ 4096 | `32` | Requests in flight. **knob** |" in page
     assert '| `train.optimizer` | `adamw` or `muon` | `"adamw"` | Optimizer. |' in page
     assert "| `name` | text | must be given |" in page
+
+
+MESSAGES = re.findall(r"^\| `([^|]+?)`(?:, `|[^|`]*\|)", PAGES["docs/troubleshooting.md"], re.MULTILINE)
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_every_message_that_is_explained_is_said(message: str) -> None:
+    pieces = re.split(
+        r"\.\.\.|\b[NMK]\b|[+-]?\d+|\w+=\w+://|^(?:plan|data|convention|parity|capture|training|serving|disk) gate: ",
+        message,
+    )
+    for piece in (piece.strip(" :;,") for piece in pieces):
+        assert piece in SAID, piece
+
+
+def _said() -> str:
+    """Whatever the code says, strings that are parted over lines joined."""
+    files = [file for folder in ("infra", "tasks", "deployments") for file in sorted((CHECKOUT / folder).rglob("*.py"))]
+    text = "".join(file.read_text() for file in files) + (CHECKOUT / "deployments/bin/bootstrap.sh").read_text()
+    return re.sub(r'"\s*\n\s*f?"', "", text.replace("{nobody}", "no living process"))
+
+
+SAID = _said()
