@@ -76,7 +76,8 @@ def test_a_page_has_short_sentences(page: str) -> None:
 
 def leaf(words: tuple[str, ...]) -> tuple[Any, list[str]]:
     """The command of ``eagle3 WORDS``, and the words that it is given."""
-    command, rest = get_command(app), list(words)
+    command: Any = get_command(app)
+    rest = list(words)
     while rest and rest[0] in getattr(command, "commands", {}):
         command = command.commands[rest.pop(0)]
     return command, rest[: rest.index(">")] if ">" in rest else rest
