@@ -67,11 +67,6 @@ class Chat:
         """Source of the chat template; empty if the tokenizer renders by code of its own."""
         return str(self._tokenizer.chat_template or "")
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids the target knows (rows of its embedding, not the tokenizer's length)."""
-        return self.target.shape.vocab_size
-
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
         """Token ids that end an answer: those of generation_config.json and the tokenizer's own.

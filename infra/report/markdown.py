@@ -306,8 +306,10 @@ def _training(result: Report) -> str:
     text = (
         f"{training.steps:,} steps in {training.epochs} epochs over {training.tokens:,} tokens, "
         f"{duration(training.seconds)}, by speculators {training.trainer_version}; "
-        f"the draft can propose {training.draft_vocab_size:,} tokens."
+        f"the draft can propose {training.draft_vocab_size:,} tokens"
     )
+    covered = training.coverage
+    text += "." if covered is None else f", {percent(covered)} of those that the training answers hold."
     if training.resumed:
         text += f" Training was interrupted and taken up again {_times(training.resumed)}."
     if training.validation:
