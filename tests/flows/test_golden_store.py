@@ -35,8 +35,14 @@ PROVENANCE = "rounds/small/round.yaml"
 pytestmark = pytest.mark.usefixtures("api")
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What was found of target and trainer before, so that it is looked for once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def golden(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def golden(use: Use, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine with the golden store, in use."""
     real = metadata.version
     # The trainer's version is among a draft's inputs; this store's is kept when the pinned one moves on.
@@ -47,7 +53,9 @@ def golden(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine
     tiny_target(tmp_path / "state" / "models" / NAME)
     with tarfile.open(GOLDEN / "state.tar.xz") as archive:
         archive.extractall(tmp_path / "state", filter="data")
-    return use(Machine(tmp_path, fields))
+    machine = use(Machine(tmp_path, fields))
+    monkeypatch.setenv("EAGLE3_CACHE_DIR", str(cache))
+    return machine
 
 
 def store(machine: Machine) -> Path:
@@ -146,6 +154,19 @@ def test_without_evaluation_and_what_follows_it_goes_on_from_the_draft(golden: M
     assert {item.step for item in report.steps if item.reused} >= {"generate", "prepare", "extract", "train"}
     assert report.training.coverage is None, "the draft's version of the code did not note it"
     assert (store(golden) / LOOKED_AT_AGAIN).read_text() == "0"
+
+
+def test_samples_that_are_gone_are_made_again_of_the_answers_and_fit_the_states(golden: Machine) -> None:
+    before = contents(golden, of_steps("answers", "hidden", "draft"))
+    rows = golden.round().samples
+    remove(golden, "samples", "eval", "published", "report")
+    assert look(golden.round()).done == {"answers", "draft"}
+    run(golden)
+
+    assert contents(golden, of_steps("answers", "hidden", "draft")) == before
+    assert golden.round().samples == rows
+    assert faulty_shards(golden.round(), deep=True) == {}
+    assert golden.launches() == {"plain": 1, "bench": 1}, "nothing is asked or extracted again"
 
 
 def test_one_shard_that_is_gone_is_extracted_and_the_other_is_kept(golden: Machine) -> None:
