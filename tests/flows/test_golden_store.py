@@ -11,7 +11,6 @@ import shutil
 import tarfile
 from collections import Counter
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,15 @@ from standin.tiny import NAME, tiny_target
 from flows.eagle3 import eagle3
 from infra.config.load import build_round
 from infra.results import Report
+from infra.round.context import Round
 from infra.round.states import faulty_shards
 from infra.round.status import look
 from infra.round.stored import report as stored_report
 
 GOLDEN = Path(__file__).parents[1] / "cases" / "golden_store"
 KEYS = json.loads((GOLDEN / "keys.json").read_text())
+VERSIONS = {"vllm": "0-standin", "speculators": "0.9.0"}
+"""Engine and trainer that made the store. They enter the keys, and what is installed moves on."""
 SAMPLES = 8
 LOOKED_AT_AGAIN = "rounds/small/samples/17ad88875ba2/histories.json"
 """What is noted of samples in which the round's histories were never compared."""
@@ -44,9 +46,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def golden(use: Use, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine with the golden store, in use."""
-    real = metadata.version
-    # The trainer's version is among a draft's inputs; this store's is kept when the pinned one moves on.
-    monkeypatch.setattr(metadata, "version", lambda name: "0.9.0" if name == "speculators" else real(name))
+    monkeypatch.setattr(Round, "versions", VERSIONS)
     fields = json.loads((GOLDEN / "fields.json").read_text())
     for prompts in (fields["prompts"], fields["evaluate"]["prompts"]):
         prompts["source"] = str(GOLDEN / prompts["source"])
