@@ -18,8 +18,8 @@ from deployments.upkeep import Say, cancel_all, settle
 from infra.config.settings import Settings
 from infra.errors import ProcessFailed
 from infra.machine.detached import find
-from infra.machine.filelock import exclusive
 from infra.machine.host import free_port, port_holder, port_in_use
+from infra.machine.locks import exclusive
 
 ANSWER_SECONDS = 60.0
 """How long a server that runs may take to answer: on a busy machine that is no sign that it is broken."""

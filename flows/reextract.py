@@ -14,7 +14,7 @@ from infra.config.settings import Settings
 from infra.errors import Eagle3Error
 from infra.round.context import Round
 from infra.round.ledger import Ledger
-from infra.round.reextract import stale
+from infra.round.states import stale
 from infra.round.status import look
 from tasks.credentials import use_store_credentials
 

@@ -101,6 +101,10 @@ class Training(Result):
     validation: tuple[TrainPoint, ...]
     trainer_version: str
     draft_vocab_size: int
+    coverage: float | None = Field(
+        default=None,
+        description="Share of the supervised training tokens that the draft can propose; None: it was not noted.",
+    )
     files: dict[str, str] = Field(description="sha256 of each file of the draft.")
     sizes: dict[str, int] = Field(default={}, description="Bytes of each of them.")
 

@@ -1,6 +1,5 @@
 """Prefect tasks, one module a step: names, retries and artifacts; the work is in infra/."""
 
-from tasks.cleanup import cleanup_after_publishing, cleanup_before_training
 from tasks.convention import convention
 from tasks.disk import watch_disk
 from tasks.evaluation import evaluate
@@ -12,8 +11,7 @@ from tasks.planning import plan
 from tasks.preflight import preflight
 from tasks.prepare import prepare
 from tasks.presence import ends_with_its_run
-from tasks.publish import publish
-from tasks.reporting import report, report_again
+from tasks.publish import cleanup_after_publishing, cleanup_before_training, publish, report, report_again
 from tasks.train import train
 
 __all__ = [

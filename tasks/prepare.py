@@ -4,8 +4,7 @@ from prefect import task
 
 from infra.round.context import Round
 from infra.round.ledger import Step
-from infra.round.samples import sample_counts
-from infra.round.stored import point
+from infra.round.stored import point, sample_counts
 from infra.steps import prepare as steps
 from tasks.options import STEP
 

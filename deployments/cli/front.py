@@ -113,7 +113,7 @@ def _tell(round_: "Round", running: "Front", as_json: bool) -> None:
 def _dataset(round_: "Round") -> str | None:
     """The round's samples as speculators' dataset, when they are prepared."""
     from infra.drafter.dataset import write_dataset
-    from infra.round.samples import samples_done
+    from infra.round.stored import samples_done
 
     if not samples_done(round_):
         return None

@@ -28,8 +28,6 @@ class BuildReport:
         refused: prompts that the engine refused, left out.
         cut: samples shortened to the longest sample, and kept.
         dropped: other answers left out, by the reason in their ``finish_reason``.
-        train_conversations: conversations in the training split.
-        heldout_conversations: conversations in the held-out split.
     """
 
     samples: list[Sample]
@@ -39,8 +37,6 @@ class BuildReport:
     refused: int = 0
     cut: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
-    train_conversations: int = 0
-    heldout_conversations: int = 0
 
 
 def conversation(sample_id: str) -> str:
@@ -61,7 +57,7 @@ def with_right_histories(answers: Mapping[str, Answer], history: History) -> lis
 
 
 def _with_right_history(answer: Answer, answers: Mapping[str, Answer], history: History) -> Answer:
-    if not answer.turn or answer.status not in ("ok", "truncated") or answer.engine == GIVEN:
+    if not answer.turn or answer.status != "ok" or answer.engine == GIVEN:
         return answer
     name = conversation(answer.sample_id)
     earlier = [found for turn in range(answer.turn) if (found := answers.get(f"{name}#{turn}"))]
@@ -121,13 +117,11 @@ def build_samples(answers: Iterable[Answer], config: PrepareConfig, seed: int = 
     return BuildReport(
         samples=[_sample(row, answer, config.max_tokens, heldout) for row, answer in enumerate(used)],
         answers=len(given),
-        truncated=sum(answer.status == "truncated" or answer.finish_reason == "length" for answer in given),
+        truncated=sum(answer.finish_reason == "length" for answer in given),
         empty=counts["empty"],
         refused=counts["refused"],
         cut=sum(len(answer.prompt_ids) + len(answer.answer_ids) > config.max_tokens for answer in used),
         dropped=dict(sorted(Counter(reason for kind, reason in fates if kind == "dropped").items())),
-        train_conversations=len(ranked) - len(heldout),
-        heldout_conversations=len(heldout),
     )
 
 

@@ -23,8 +23,7 @@ from typing import Any
 
 from infra.data.places import PRIVATE, find_place
 from infra.data.prompt import Message
-from infra.data.template import Chat
-from infra.data.thinking import CLOSING_MARK, REASONING_FIELDS, opening_mark
+from infra.data.template import CLOSING_MARK, REASONING_FIELDS, Chat, opening_mark
 from infra.errors import ConfigError
 from infra.store.answers import Answer
 

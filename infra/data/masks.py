@@ -14,19 +14,17 @@ from typing import Any, Literal
 
 from infra.data.places import Place, find_place
 from infra.data.prompt import Message, Prompt
-from infra.data.template import Chat
-from infra.data.thinking import CLOSING_MARK, REASONING_FIELDS, opening_mark
+from infra.data.template import CLOSING_MARK, REASONING_FIELDS, Chat, opening_mark
 from infra.errors import ConfigError
 from infra.store.answers import GIVEN, Answer
 
 Refusal = Literal["empty", "special", "rewritten", "boundary", "tokenizer"]
-REFUSALS: Mapping[str, str] = {
-    "empty": "the answer is blank",
-    "special": "the answer's text spells out a special token",
-    "rewritten": "the template changes more of the answer than blanks at its ends (takes thinking out, say)",
-    "boundary": "a token spans the border between the answer and what surrounds it",
-    "tokenizer": "rendering to token ids and tokenising the rendered text differ",
-}
+"""Why a turn's tokens cannot be told.
+
+``empty``: the answer is blank. ``special``: its text spells out a special token. ``rewritten``: the template changes
+more of it than blanks at its ends (takes thinking out, say). ``boundary``: a token spans the border between the answer
+and what surrounds it. ``tokenizer``: rendering to token ids and tokenising the rendered text differ.
+"""
 # A generation prompt holds the beginning of an answer only as a short marker.
 OVERLAP_CHARACTERS = 64
 
@@ -47,7 +45,7 @@ class Turn:
 def given_answers(prompt: Prompt, chat: Chat, template_args: Mapping[str, Any] | None = None) -> list[Answer]:
     """One Answer for each assistant turn of ``prompt.messages``.
 
-    A turn that cannot be used has the status ``empty`` or ``dropped``, and the reason (a key of :data:`REFUSALS`) as
+    A turn that cannot be used has the status ``empty`` or ``dropped``, and the reason (a :data:`Refusal`) as
     its ``finish_reason``; the others are ``ok`` and ``given``. The sample id is ``<prompt id>#<turn>``.
 
     Raises:

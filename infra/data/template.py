@@ -1,5 +1,6 @@
-"""The target's tokenizer and chat template."""
+"""The target's tokenizer and chat template, and how templates mark thinking."""
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -11,6 +12,11 @@ from infra.data.prompt import Message
 from infra.errors import ConfigError
 from infra.targets.target import Target
 from infra.targets.tokenizer import give_template, open_tokenizer
+
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""Names by which templates take an answer's thinking apart from its content."""
+CLOSING_MARK = re.compile(r"[<\[◁]\|?/[^\s<>\[\]'\"]+[>\]▷]|<\w+\|>|<\|(?:END|end)_\w+\|>")
+"""What may end thinking: `</think>`, `[/THINK]`, `<channel|>`, `<|END_THINKING|>` and their like."""
 
 
 class Chat:
@@ -67,11 +73,6 @@ class Chat:
         """Source of the chat template; empty if the tokenizer renders by code of its own."""
         return str(self._tokenizer.chat_template or "")
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids the target knows (rows of its embedding, not the tokenizer's length)."""
-        return self.target.shape.vocab_size
-
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
         """Token ids that end an answer: those of generation_config.json and the tokenizer's own.
@@ -115,3 +116,12 @@ class Chat:
                 f"{[message['role'] for message in messages]} with arguments {dict(template_args or {})}: {error}",
                 fix="change prompts.system, prompts.template_args or the conversations",
             ) from error
+
+
+def opening_mark(closing: str) -> str:
+    """The mark that goes before a mark of :data:`CLOSING_MARK`."""
+    if "/" in closing:
+        return closing.replace("/", "", 1)
+    if closing.startswith("<|"):
+        return closing.replace("END_", "START_", 1).replace("end_", "begin_", 1)
+    return f"<|{closing[1:-2]}>"

@@ -9,7 +9,7 @@ from infra.disk.item import Item, remove
 from infra.disk.retention import beside, by_itself, published, results, states
 from infra.disk.scratch import in_scratch
 from infra.errors import ConfigError
-from infra.machine.round_lock import is_busy, round_lock
+from infra.machine.locks import is_busy, round_lock
 from infra.machine.segments import forget_segments, leftover_segments
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore

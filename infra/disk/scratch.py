@@ -11,7 +11,7 @@ from infra.machine.host import folder_bytes
 from infra.results import TRAINING
 from infra.store.answers import DONE
 from infra.store.objects import ObjectStore
-from infra.store.stored import whole
+from infra.store.rounds import whole
 
 NOBODYS = {
     "staging": "staging of a dead engine",

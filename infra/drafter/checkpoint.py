@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,7 +21,6 @@ from infra.errors import TrainingError
 SAVING = ".saving"
 REPLACED = ".replaced-"
 WEIGHTS = "model.safetensors"
-Perturbation = Literal["layers_permuted", "taps_shifted"]
 
 
 @dataclass(frozen=True)
@@ -177,25 +176,6 @@ def publishable(checkpoint: Path, out: Path, target_name: str) -> Path:
         if tensor.is_floating_point():
             weights[name] = tensor.to(torch.bfloat16)
     return write_draft(out, weights, {"config.json": text})
-
-
-def perturbed(draft: Path, out: Path, how: Perturbation) -> Path:
-    """Write a copy of a published draft with one fault, to show that the measure sees it.
-
-    ``layers_permuted``: the taps reach the draft in another order (blocks of fc's columns rotated by one).
-    ``taps_shifted``: every tap is taken one layer later.
-    """
-    config = read_config(draft)
-    weights = load_file(draft / WEIGHTS)
-    taps = list(config["eagle_aux_hidden_state_layer_ids"])
-    if how == "layers_permuted":
-        if len(taps) < 2:
-            raise TrainingError("a draft of one tap has no order to permute")
-        blocks = weights["fc.weight"].chunk(len(taps), dim=1)
-        weights["fc.weight"] = torch.cat([*blocks[1:], blocks[0]], dim=1).contiguous()
-    else:
-        config["eagle_aux_hidden_state_layer_ids"] = [tap + 1 for tap in taps]
-    return write_draft(out, weights, {"config.json": json.dumps(config, indent=2, sort_keys=True) + "\n"})
 
 
 def read_config(folder: Path) -> dict[str, Any]:

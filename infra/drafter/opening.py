@@ -26,14 +26,13 @@ SECONDS = 600.0
 RATIO = 0.9
 
 
-def planned_draft(job: TrainJob, run_dir: Path, remembered: Path, python: Path | None = None) -> Mapping[str, Any]:
+def planned_draft(job: TrainJob, run_dir: Path, remembered: Path) -> Mapping[str, Any]:
     """config.json of the draft that this training would make.
 
     Args:
         job: the training; its folder is made and deleted here.
         run_dir: folder of pid files.
         remembered: folder that keeps what was found, by what decides it.
-        python: interpreter that has speculators; None for this one.
 
     Raises:
         ConfigError: the target is not one that the trainer can be handed.
@@ -46,7 +45,7 @@ def planned_draft(job: TrainJob, run_dir: Path, remembered: Path, python: Path |
         path = remembered / f"{_key(job)}.json"
         config = _remembered(path)
         if config is None:
-            config = _opened(job, run_dir, python or Path(sys.executable))
+            config = _opened(job, run_dir)
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_suffix(f".{job.workdir.name}.partial")
             partial.write_text(json.dumps(config))
@@ -57,12 +56,12 @@ def planned_draft(job: TrainJob, run_dir: Path, remembered: Path, python: Path |
     return config
 
 
-def _opened(job: TrainJob, run_dir: Path, python: Path) -> dict[str, Any]:
+def _opened(job: TrainJob, run_dir: Path) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(dir=job.workdir))
     further = job.config.extra_args
     spec = Spec(
         command=(
-            *(str(python), "-m", "infra.drafter.opening_entry", str(folder), "--round-args", str(len(further))),
+            *(sys.executable, "-m", "infra.drafter.opening_entry", str(folder), "--round-args", str(len(further))),
             *trainer_arguments(job, RATIO),
             *further,
         ),

@@ -52,16 +52,14 @@ class TrainProgress:
     Args:
         done: optimiser steps made, all attempts together.
         total: steps of the whole training.
-        steps_per_second: over the last steps.
         tokens_per_second: over the last steps.
-        seconds_left: at that rate, validation apart.
+        seconds_left: at the rate of the last steps, validation apart.
         last: the latest step.
         validation: the latest validation, if any.
     """
 
     done: int
     total: int
-    steps_per_second: float
     tokens_per_second: float
     seconds_left: float
     last: StepMetrics
@@ -129,7 +127,7 @@ class History:
         latest = self.validations[max(self.validations)] if self.validations else None
         done = last.step + 1
         left = (self.total - done) / rate if rate else math.inf
-        return TrainProgress(done, self.total, rate, tokens, left, last, latest)
+        return TrainProgress(done, self.total, tokens, left, last, latest)
 
     def _start_attempt(self, plan: dict[str, Any]) -> None:
         self.steps_by_epoch = tuple(plan["steps"])

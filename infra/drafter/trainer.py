@@ -27,6 +27,8 @@ from infra.machine.processes.guarded import Guarded, Spec, clean_environment
 from infra.store.objects import store_environment
 from infra.store.samples import Sample
 
+PYTHON = Path(sys.executable)
+"""Has speculators."""
 POLL_SECONDS = 0.25
 STOP_SECONDS = 5.0
 START_SECONDS = 1800.0
@@ -43,7 +45,6 @@ class TrainResult:
 
     Args:
         checkpoint: folder of the draft whose held-out accuracies are best.
-        epoch: the epoch it ends, counted from 0.
         steps: optimiser steps made in all.
         history: every step, in order.
         validations: the end of every epoch, in order.
@@ -55,7 +56,6 @@ class TrainResult:
     """
 
     checkpoint: Path
-    epoch: int
     steps: int
     history: tuple[StepMetrics, ...]
     validations: tuple[Validation, ...]
@@ -74,7 +74,6 @@ def train(
     run_dir: Path,
     on_metrics: Callable[[TrainProgress], None] = lambda _: None,
     on_short: Callable[[int], None] = lambda _: None,
-    python: Path | None = None,
 ) -> TrainResult:
     """Train the draft, go on with a training that was killed, or return a finished one.
 
@@ -84,7 +83,6 @@ def train(
         on_metrics: called with every step or every few; an exception from it ends the trainer.
         on_short: called when the trainer waits for room before a checkpoint, with the bytes that it needs; the trainer
             goes on by itself when there is room. An exception from it ends the trainer.
-        python: interpreter that has speculators; None for this one.
 
     Raises:
         ConfigError: the target is not one that the trainer can be handed.
@@ -109,7 +107,7 @@ def train(
     reused = history.total > 0 and history.finished_at == history.total and bool(checkpoints)
     if not reused:
         write_verifier(job.target, job.verifier)
-        _run(job, facts, python or Path(sys.executable), run_dir, history, events, on_metrics, on_short)
+        _run(job, facts, run_dir, history, events, on_metrics, on_short)
         checkpoints = settle(job.checkpoints)
     return _result(job, history, checkpoints, vocabulary.coverage if vocabulary else 1.0, reused)
 
@@ -149,7 +147,6 @@ def _keep_or_clear(job: TrainJob, facts: DatasetFacts) -> None:
 def _run(
     job: TrainJob,
     facts: DatasetFacts,
-    python: Path,
     run_dir: Path,
     history: History,
     events: EventFile,
@@ -162,7 +159,7 @@ def _run(
     if job.device == "cpu" or not job.config.compile:
         env["TORCH_COMPILE_DISABLE"] = "1"
     spec = Spec(
-        command=trainer_command(job, facts, python),
+        command=trainer_command(job, facts, PYTHON),
         purpose=f"train {job.target.name}",
         log=job.log,
         env=clean_environment({**env, **device_environment(job.visible), **store_environment(job.states_url)}),
@@ -241,7 +238,6 @@ def _result(
     seconds = sum(step.seconds for step in steps)
     return TrainResult(
         checkpoint=chosen.path,
-        epoch=chosen.epoch,
         steps=history.total,
         history=steps,
         validations=tuple(history.validations[epoch] for epoch in sorted(history.validations)),

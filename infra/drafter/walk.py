@@ -122,7 +122,6 @@ def walk(
     drafts: int,
     workdir: Path,
     run_dir: Path,
-    python: Path | None = None,
     timeout: float = 3600.0,
 ) -> WalkResult:
     """Walk the chain over stored states of ``samples``, in a process of its own, one sample in memory at a time.
@@ -153,7 +152,7 @@ def walk(
     question = {"draft": str(draft), "url": states_url, "prefix": states_prefix, "drafts": drafts, "rows": asked}
     request.write_text(json.dumps(question))
     spec = Spec(
-        command=(str(python or Path(sys.executable)), "-m", "infra.drafter.walk_entry", str(request), str(answer)),
+        command=(sys.executable, "-m", "infra.drafter.walk_entry", str(request), str(answer)),
         purpose="walk the chain",
         log=workdir / "walk.log",
         env=clean_environment(forward_environment() | store_environment(states_url)),

@@ -32,7 +32,7 @@ from infra.environments.filling import MARKER, check_disk, fill
 from infra.environments.installing import InstallFailed, Say, Uv
 from infra.environments.metadata import installed
 from infra.errors import EnvironmentBuildError
-from infra.machine.filelock import exclusive
+from infra.machine.locks import exclusive
 from infra.units import size
 
 PYTHONS = ((3, 11), (3, 12))

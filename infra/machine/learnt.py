@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from infra.machine.filelock import exclusive
+from infra.machine.locks import exclusive
 from infra.machine.processes.guard import write_private
 
 

@@ -5,12 +5,15 @@ Figures are drawn with matplotlib's object interface: no global state, so any th
 
 import base64
 import io
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -25,6 +28,10 @@ STEPS = ("#1d4f91", "#3f8fc5", "#2a9d8f", "#8ab17d", "#c9a227", "#b5651d")
 """One colour a draft step; further steps begin again."""
 SMOOTH_FROM = 40
 """From so many points on, curves are running means over faint single points."""
+LOWEST, HIGHEST = 1e-3, 1.0
+"""Errors outside are drawn as the nearest of the two."""
+MOST_NUMBERS = 12
+"""Columns up to which each cell gets its number."""
 
 
 def all_figures(report: Report) -> dict[str, bytes]:
@@ -136,15 +143,54 @@ def throughput_figure(report: Report) -> bytes:
     return _png(figure)
 
 
+def heatmap(
+    values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], title: str, across: str
+) -> bytes:
+    """Draw a matrix of errors: colour by logarithm, so that 0.01 and 1 are both seen.
+
+    Args:
+        values: relative errors [rows][columns]; NaN leaves a cell empty.
+        rows: labels, top to bottom.
+        columns: labels, left to right.
+        title: what is shown.
+        across: what the columns are.
+    """
+    figure = _canvas(1.5 + 0.36 * len(rows))
+    axes = figure.subplots()
+    clipped = np.clip(np.array(values, dtype=float), LOWEST, HIGHEST)
+    image = axes.imshow(clipped, aspect="auto", cmap="YlOrRd", norm=LogNorm(LOWEST, HIGHEST))
+    _title(axes, title)
+    axes.set_yticks(range(len(rows)), rows)
+    every = max(1, math.ceil(len(columns) / MOST_NUMBERS))
+    axes.set_xticks(range(0, len(columns), every), columns[::every])
+    axes.tick_params(colors=SOFT, labelsize=8, length=0)
+    axes.set_xlabel(across, color=SOFT, fontsize=8.5)
+    axes.spines[:].set_visible(False)
+    if len(columns) <= MOST_NUMBERS:
+        for row, line in enumerate(values):
+            for column, value in enumerate(line):
+                if not math.isnan(value):
+                    axes.text(column, row, f"{value:.2g}", ha="center", va="center", fontsize=7.5, color=INK)
+    bar = figure.colorbar(image, ax=axes, pad=0.02)
+    bar.ax.tick_params(colors=SOFT, labelsize=7.5, length=0)
+    bar.outline.set_visible(False)
+    return _png(figure)
+
+
 _PERCENT = PercentFormatter(1.0, decimals=0, symbol=" %")
 _LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8, "labelcolor": INK}
 
 
-def _figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
+def _canvas(height: float) -> Figure:
     figure = Figure(
-        figsize=(8.0, 3.3), dpi=120, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
+        figsize=(8.0, height), dpi=120, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
     )
     FigureCanvasAgg(figure)
+    return figure
+
+
+def _figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
+    figure = _canvas(3.3)
     grid = figure.subplots(1, panels, squeeze=False)
     axes = list(grid[0])
     for item in axes:

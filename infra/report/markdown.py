@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from infra.report.drafts import layouts_table, others_table
-from infra.report.layers import layers_table, layers_text
-from infra.report.parity import parity_table, parity_text
+from infra.report.gates import layers_table, layers_text, parity_table, parity_text
 from infra.report.wording import (
     PROMPTS,
     SAME_SPEED,
@@ -306,8 +305,10 @@ def _training(result: Report) -> str:
     text = (
         f"{training.steps:,} steps in {training.epochs} epochs over {training.tokens:,} tokens, "
         f"{duration(training.seconds)}, by speculators {training.trainer_version}; "
-        f"the draft can propose {training.draft_vocab_size:,} tokens."
+        f"the draft can propose {training.draft_vocab_size:,} tokens"
     )
+    covered = training.coverage
+    text += "." if covered is None else f", {percent(covered)} of those that the training answers hold."
     if training.resumed:
         text += f" Training was interrupted and taken up again {_times(training.resumed)}."
     if training.validation:

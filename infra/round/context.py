@@ -16,7 +16,7 @@ from infra.disk.guard import DiskGuard
 from infra.engines.registry import engine_version
 from infra.environments.building import environment_python
 from infra.errors import ConfigError, EnvironmentBuildError, MissingTarget
-from infra.machine.round_lock import round_lock
+from infra.machine.locks import round_lock
 from infra.round.keys import Inputs, StepKeys, step_keys
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore

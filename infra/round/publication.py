@@ -4,8 +4,7 @@ from pydantic import BaseModel, ConfigDict
 
 from infra.round.context import Round
 from infra.store.objects import ObjectStore
-from infra.store.rounds import RoundStore
-from infra.store.stored import read_stored, whole
+from infra.store.rounds import RoundStore, read_stored, whole
 
 PUBLICATION = "publication.json"
 

@@ -9,8 +9,8 @@ from infra.results import Convention, Evaluation, Report, Training
 from infra.round import stored
 from infra.round.context import Round
 from infra.round.publication import publication_done
-from infra.round.samples import samples_done
 from infra.round.states import faulty_shards, shards_of
+from infra.round.stored import samples_done
 from infra.store.answers import AnswerLog
 from infra.store.hidden import ShardPlan
 from infra.store.samples import samples_fault

@@ -2,13 +2,19 @@
 
 from contextlib import suppress
 
+from pydantic import TypeAdapter
+
 from infra.config.keys import key12
 from infra.errors import StoreError
 from infra.results import REPORT, TRAINING, Convention, Evaluation, Parity, Report, Result, Training
 from infra.round.context import Round
-from infra.store.stored import read_stored, whole
+from infra.store.objects import ObjectMissing
+from infra.store.rounds import read_stored, whole
+from infra.store.samples import samples_fault
 
 CONVENTION, PARITY, EVALUATION = "convention.json", "parity.json", "evaluation.json"
+COUNTS = "counts.json"
+COUNTED = TypeAdapter(dict[str, int])
 MADE_FROM = {"samples": ("answers",), "draft": ("hidden",), "eval": ("draft",), "published": ("draft", "hidden")}
 """Which earlier steps' keys a pointer names, so that retention can follow the chain."""
 
@@ -77,3 +83,28 @@ def parity_path(round_: Round) -> str:
 def write_gate(round_: Round, path: str, measured: Convention | Parity) -> None:
     """Store what a gate measured and let pass."""
     round_.store.put(path, measured.model_dump_json(indent=1).encode())
+
+
+def samples_done(round_: Round) -> bool:
+    """Whether the samples of this key are complete and verify, their counts too."""
+    return samples_fault(round_.store, round_.prefix("samples")) is None and _counts(round_) is not None
+
+
+def sample_counts(round_: Round) -> dict[str, int]:
+    """What was truncated, empty, refused, cut or left out on the way.
+
+    Raises:
+        StoreError: the samples are not prepared.
+    """
+    counts = _counts(round_)
+    if counts is None:
+        raise StoreError(f"the samples of round {round_.config.name} have no {COUNTS}", fix="start the round again")
+    return counts
+
+
+def _counts(round_: Round) -> dict[str, int] | None:
+    """The counts, or None when they are not there or not whole."""
+    try:
+        return COUNTED.validate_json(round_.store.get(f"{round_.prefix('samples')}/{COUNTS}"))
+    except (ObjectMissing, ValueError):
+        return None

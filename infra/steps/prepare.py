@@ -5,7 +5,7 @@ import json
 from infra.data.build import BuildReport, build_samples, with_right_histories, wrong_histories
 from infra.data.gate import data_gate, history_gate, shares_gate
 from infra.round.context import Round
-from infra.round.samples import COUNTS, sample_counts, samples_done
+from infra.round.stored import COUNTS, sample_counts, samples_done
 from infra.store.answers import read_answers
 from infra.store.objects import ObjectMissing
 from infra.store.samples import write_samples

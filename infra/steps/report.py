@@ -14,11 +14,10 @@ from infra.round.layouts import layouts
 from infra.round.ledger import Ledger
 from infra.round.publication import draft_name, published_prefix, publishing_rounds
 from infra.round.rates import STARTS, Rates, learn
-from infra.round.samples import sample_counts
 from infra.round.sampling import sampling_notes
+from infra.round.stored import sample_counts
 from infra.steps.plan import Plan
-from infra.store.rounds import RoundStore
-from infra.store.stored import read_stored
+from infra.store.rounds import RoundStore, read_stored
 
 
 def build_report(round_: Round, plan: Plan, training: Training, evaluation: Evaluation, ledger: Ledger) -> Report:

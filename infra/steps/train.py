@@ -126,6 +126,7 @@ def _summary(round_: Round, result: TrainResult, files: dict[str, str], sizes: d
         validation=tuple(_point(ends[item.epoch], item) for item in result.validations),
         trainer_version=round_.versions["speculators"],
         draft_vocab_size=min(vocabulary, round_.target.shape.vocab_size),
+        coverage=result.coverage,
         files=files,
         sizes=sizes,
     )

@@ -20,7 +20,7 @@ from infra.store.objects import ObjectMissing, ObjectStore
 DONE = "done.json"
 GIVEN = "given"
 """Engine of answers that the data came with."""
-Status = Literal["ok", "empty", "refused", "truncated", "dropped"]
+Status = Literal["ok", "empty", "refused", "dropped"]
 _FIELDS: dict[str, Any] = {
     "sample_id": pa.string(),
     "messages": pa.string(),
@@ -43,7 +43,7 @@ class Answer:
         sample_id: names the sample; an answer is wanted once for each.
         messages: the conversation up to the answer, the answer included when there is one.
         prompt_ids: token ids the engine was given.
-        answer_ids: token ids the engine answered with; empty unless ``status`` is ok or truncated.
+        answer_ids: token ids the engine answered with; empty unless ``status`` is ok.
         finish_reason: why the answer ended, as the engine says.
         engine: engine and version, or :data:`GIVEN`.
         sampling: how it was sampled.
@@ -67,9 +67,6 @@ class AnswerLog:
 
     Safe to use from several threads. One process at a time: a second one is refused.
 
-    Attributes:
-        dropped_lines: torn lines found in the journal, whose answers are asked for again.
-
     Args:
         prefix: the step's folder in the store.
         journal: file on a local disk for answers not committed yet.
@@ -87,7 +84,6 @@ class AnswerLog:
             self._pending: dict[str, Answer] = {}
             for entry in self._journal.entries:
                 self._take(Answer(**entry))
-            self.dropped_lines = self._journal.dropped
             if self._journal.entries and not self._pending:
                 self._journal.clear()  # the last run ended between its part and the clearing
         except TypeError as error:
@@ -157,12 +153,8 @@ class AnswerLog:
         self._journal.close()
 
     @staticmethod
-    def fault(store: ObjectStore, prefix: str, expected_ids: Collection[str] | None = None) -> str | None:
-        """Why the answers below ``prefix`` do not count as complete; None when the parts hold what was finished.
-
-        Args:
-            expected_ids: sample ids that there must be an answer for; None takes the done-marker's word.
-        """
+    def fault(store: ObjectStore, prefix: str) -> str | None:
+        """Why the answers below ``prefix`` do not count as complete; None when the parts hold what was finished."""
         path = f"{prefix}/{DONE}"
         try:
             summary = json.loads(store.get(path))
@@ -173,16 +165,12 @@ class AnswerLog:
             return f"answers below {prefix} are damaged: {error}"
         if summary != _summary(ids):
             return f"the parts below {prefix} hold {len(ids)} answers, not those that {path} counts"
-        if expected_ids is not None and (missing := set(expected_ids) - ids):
-            return (
-                f"{len(missing)} of {len(expected_ids)} samples have no answer below {prefix}, such as {min(missing)}"
-            )
         return None
 
     @staticmethod
-    def finished(store: ObjectStore, prefix: str, expected_ids: Collection[str] | None = None) -> bool:
+    def finished(store: ObjectStore, prefix: str) -> bool:
         """Whether :meth:`fault` finds none."""
-        return AnswerLog.fault(store, prefix, expected_ids) is None
+        return AnswerLog.fault(store, prefix) is None
 
     def _take(self, answer: Answer) -> bool:
         if answer.sample_id in self:

@@ -21,12 +21,10 @@ class ObjectInfo:
     Attributes:
         path: path inside the store, parts joined by ``/``.
         size: bytes.
-        modified: time of the last write, seconds since the epoch.
     """
 
     path: str
     size: int
-    modified: float
 
 
 class Backend(Protocol):
@@ -49,8 +47,6 @@ class Backend(Protocol):
     def prune(self, prefix: str) -> None: ...
 
     def local_path(self, path: str) -> Path | None: ...
-
-    def free_bytes(self) -> int | None: ...
 
     def temporaries(self, older_than_seconds: float | None) -> Iterator[ObjectInfo]: ...
 

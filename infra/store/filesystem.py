@@ -12,7 +12,6 @@ from typing import BinaryIO
 
 from infra.errors import DiskFull, StoreError
 from infra.machine.disk import is_full
-from infra.machine.host import free_disk
 from infra.store.base import TEMPORARY_PREFIX, ObjectInfo, ObjectMissing
 
 YOUNG_SECONDS = 60.0
@@ -71,7 +70,7 @@ class FolderBackend:
                 file = Path(folder, name)
                 with suppress(FileNotFoundError):  # deleted since the folder was read
                     status = file.stat()
-                    yield ObjectInfo(file.relative_to(self.root).as_posix(), status.st_size, status.st_mtime)
+                    yield ObjectInfo(file.relative_to(self.root).as_posix(), status.st_size)
 
     def folders(self, prefix: str) -> list[str]:
         with self._told(f"list {prefix or 'the store'}"):
@@ -94,9 +93,6 @@ class FolderBackend:
     def local_path(self, path: str) -> Path | None:
         return self.root / path
 
-    def free_bytes(self) -> int | None:
-        return free_disk(self.root)
-
     def temporaries(self, older_than_seconds: float | None) -> Iterator[ObjectInfo]:
         """Files younger than the bound (a minute) are left: their writer may be about to lock them."""
         bound = time.time() - (YOUNG_SECONDS if older_than_seconds is None else older_than_seconds)
@@ -107,7 +103,7 @@ class FolderBackend:
                 _abandoned(file, bound) as status,
             ):
                 if status is not None:
-                    yield ObjectInfo(file.relative_to(self.root).as_posix(), status.st_size, status.st_mtime)
+                    yield ObjectInfo(file.relative_to(self.root).as_posix(), status.st_size)
 
     def sweep_temporaries(self, older_than_seconds: float | None) -> int:
         """Removes what :meth:`temporaries` names."""

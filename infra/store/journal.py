@@ -23,8 +23,7 @@ class Journal:
     Entries reach the disk itself (fsync) every 64 entries or 2 seconds: a power cut loses no more.
 
     Attributes:
-        entries: what the journal held when it was opened, in order.
-        dropped: lines that were torn or damaged and were cut away at opening.
+        entries: what the journal held when it was opened, in order; lines that were torn or damaged are cut away.
 
     Args:
         path: the journal's file; its folder is made.
@@ -42,7 +41,7 @@ class Journal:
             raise self._trouble("opened", error) from error
         try:
             self._claim()
-            self.entries, self.dropped = self._recover()
+            self.entries = self._recover()
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except BaseException:
             os.close(self._lock)
@@ -113,18 +112,18 @@ class Journal:
                 fix="wait until the other run of this round has ended, or cancel it",
             ) from error
 
-    def _recover(self) -> tuple[list[dict[str, Any]], int]:
+    def _recover(self) -> list[dict[str, Any]]:
         """The whole lines; if others are among them, the file is replaced by one without."""
         try:
             lines = self.path.read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
-            return [], 0
+            return []
         except OSError as error:
             raise self._trouble("read", error) from error
         kept = [(line, entry) for line in lines if (entry := _parse(line)) is not None]
         if len(kept) < len(lines):
             self._replace([line for line, _ in kept])
-        return [entry for _, entry in kept], len(lines) - len(kept)
+        return [entry for _, entry in kept]
 
     def _replace(self, lines: list[bytes]) -> None:
         fresh = self.path.with_name(self.path.name + ".fresh")

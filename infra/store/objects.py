@@ -25,9 +25,8 @@ class ObjectStore:
     Picklable; connections are opened at first use and never travel to another process.
 
     Args:
-        url: ``file:///folder`` (or a plain path) or ``s3://bucket/prefix``.
-        storage_options: further arguments for s3fs, such as ``key`` and ``secret``; else the environment's
-            ``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` ... are used.
+        url: ``file:///folder`` (or a plain path) or ``s3://bucket/prefix``, reached as the environment says
+            (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` ...).
 
     Attributes:
         on_full: called when a write finds no room; the write is tried again when it returns. None: such a write fails.
@@ -36,9 +35,9 @@ class ObjectStore:
         StoreError: the URL is of no kind that this store can write to atomically.
     """
 
-    def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._options = dict(storage_options or {})
+        self._client: dict[str, Any] = {}
         self._backend: Backend | None = None
         self.on_full: Callable[[DiskFull], object] | None = None
         if "://" in self.url and not self.url.startswith(("file://", "s3://")):
@@ -56,8 +55,9 @@ class ObjectStore:
 
     def configured(self, config: Mapping[str, Any]) -> Self:
         """The same store through a client with these settings of botocore's; nothing changes for a folder."""
-        known = self._options.get("config_kwargs", {})
-        return type(self)(self.url, {**self._options, "config_kwargs": {**known, **config}})
+        store = type(self)(self.url)
+        store._client = {**self._client, **config}
+        return store
 
     def put(self, path: str, data: bytes | bytearray | Path, *, if_absent: bool = False) -> bool:
         """Write one object: afterwards it is there whole, or the store is as before.
@@ -158,10 +158,6 @@ class ObjectStore:
         """The object's file when the store is a folder, else None."""
         return self._open.local_path(_checked(path))
 
-    def free_bytes(self) -> int | None:
-        """Room left, bytes; None where a store has no bound."""
-        return self._open.free_bytes()
-
     def temporaries(self, older_than_seconds: float | None = None) -> Infos:
         """What :meth:`sweep_temporaries` would remove now."""
         return sorted(self._open.temporaries(older_than_seconds), key=lambda info: info.path)
@@ -184,7 +180,7 @@ class ObjectStore:
             if self.url.startswith("s3://"):
                 from infra.store.remote import BucketBackend  # folders need none of the S3 packages
 
-                self._backend = BucketBackend(self.url, self._options)
+                self._backend = BucketBackend(self.url, self._client)
             else:
                 self._backend = FolderBackend(Path(self.url.removeprefix("file://")).absolute())
         return self._backend

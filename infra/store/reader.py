@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -48,18 +48,10 @@ class StatesReader:
         url: the store's URL.
         prefix: the step's folder, ``rounds/<round>/hidden/<key>``.
         cache_bytes: memory for rows fetched from S3, so that a row read again soon is not fetched again.
-        storage_options: as for :class:`ObjectStore`.
     """
 
-    def __init__(
-        self,
-        url: str,
-        prefix: str,
-        *,
-        cache_bytes: int = 256 << 20,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._store = ObjectStore(url, storage_options)
+    def __init__(self, url: str, prefix: str, *, cache_bytes: int = 256 << 20) -> None:
+        self._store = ObjectStore(url)
         self._prefix = prefix
         self._cache_bytes = cache_bytes
         self._index: dict[int, tuple[str, RowPlace]] | None = None
@@ -76,14 +68,6 @@ class StatesReader:
     def rows(self) -> list[int]:
         """Rows that can be read, ascending."""
         return sorted(self._places())
-
-    def tokens(self, row: int) -> int:
-        """Tokens of a row.
-
-        Raises:
-            StoreError: no committed shard holds the row.
-        """
-        return self._place(row)[1].tokens
 
     def read(self, row: int) -> dict[str, torch.Tensor]:
         """One row: ``hidden_states`` [tokens, taps + 1, hidden] and ``token_ids`` int64 [tokens].

@@ -27,12 +27,18 @@ Result = TypeVar("Result")
 
 
 class BucketBackend:
-    """Objects below ``bucket/prefix``; endpoint and credentials: environment (``AWS_*``) or ``options``."""
+    """Objects below ``bucket/prefix``; endpoint and credentials are the environment's (``AWS_*``).
 
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+    Args:
+        client: settings of botocore's client.
+    """
+
+    def __init__(self, url: str, client: Mapping[str, Any]) -> None:
         self._url = url.rstrip("/")
         # Listings must be true now, and instances shared with other code would share its cache.
-        self._fs: Any = fsspec.filesystem("s3", use_listings_cache=False, skip_instance_cache=True, **_reach(options))
+        self._fs: Any = fsspec.filesystem(
+            "s3", use_listings_cache=False, skip_instance_cache=True, config_kwargs=_reach(client)
+        )
         self._root: str = self._fs._strip_protocol(self._url)
         try:
             self._fs.connect()
@@ -78,7 +84,7 @@ class BucketBackend:
             inside = name[len(self._root) :].lstrip("/")
             if prefix and not inside.startswith(f"{prefix}/"):
                 continue  # the object called like the prefix is not below it
-            yield ObjectInfo(inside, int(info["size"]), info["LastModified"].timestamp())
+            yield ObjectInfo(inside, int(info["size"]))
 
     def folders(self, prefix: str) -> list[str]:
         try:
@@ -99,9 +105,6 @@ class BucketBackend:
     def local_path(self, path: str) -> Path | None:
         return None
 
-    def free_bytes(self) -> int | None:
-        return None
-
     def sweep_temporaries(self, older_than_seconds: float | None) -> int:
         """Abort multipart uploads begun before the bound (a day); nothing tells whether their writer still lives."""
         swept = 0
@@ -114,7 +117,7 @@ class BucketBackend:
         """Unfinished uploads; a bucket does not tell their sizes in its listing, so they count as 0 bytes."""
         for upload in self._unfinished(older_than_seconds):
             inside = upload["Key"].removeprefix(self._root.partition("/")[2]).lstrip("/")
-            yield ObjectInfo(inside, 0, upload["Initiated"].timestamp())
+            yield ObjectInfo(inside, 0)
 
     def _unfinished(self, older_than_seconds: float | None) -> Iterator[dict[str, Any]]:
         bound = time.time() - (ABANDONED_SECONDS if older_than_seconds is None else older_than_seconds)
@@ -164,16 +167,16 @@ class BucketBackend:
         return StoreError(f"{what} in {self._url}: {kind}: {said}", fix=advice(error))
 
 
-def _reach(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, such that a server on loopback is reached without a proxy.
+def _reach(client: Mapping[str, Any]) -> dict[str, Any]:
+    """The client's settings, such that a server on loopback is reached without a proxy.
 
     Raises:
         StoreError: the environment names a proxy that this client cannot use.
     """
-    named = (options.get("endpoint_url"), os.environ.get("AWS_ENDPOINT_URL_S3"), os.environ.get("AWS_ENDPOINT_URL"))
+    named = (os.environ.get("AWS_ENDPOINT_URL_S3"), os.environ.get("AWS_ENDPOINT_URL"))
     endpoint = next((url for url in named if url), "https://s3.amazonaws.com")
     if is_loopback(endpoint):
-        return {**options, "config_kwargs": {"proxies": {}, **options.get("config_kwargs", {})}}
+        return {"proxies": {}, **client}
     scheme = endpoint.partition(":")[0]
     proxy = get_environ_proxies(endpoint).get(scheme, "")
     if proxy.startswith("socks"):
@@ -182,4 +185,4 @@ def _reach(options: Mapping[str, Any]) -> dict[str, Any]:
             expected="an HTTP proxy, or none",
             fix="name the server's host in NO_PROXY, or give the address of an HTTP proxy",
         )
-    return dict(options)
+    return dict(client)

@@ -1,16 +1,19 @@
-"""Rounds in the store: a folder for each step and key, and a pointer to the live one."""
+"""Rounds in the store: a folder for each step and key, a pointer to the live one, and results read back if whole."""
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import BaseModel
 
 from infra.errors import StoreError
 from infra.store.objects import ObjectMissing, ObjectStore
 
 POINTER = "current.json"
 PROVENANCE = "round.yaml"
+Kind = TypeVar("Kind", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -92,3 +95,19 @@ class RoundStore:
         raise StoreError(
             f"{path} is damaged: {facts!r:.200}", fix="delete it; the next run of the round writes it again"
         )
+
+
+def read_stored(store: ObjectStore, path: str, kind: type[Kind]) -> Kind | None:
+    """A stored result, or None when it is not there or not whole: it is made again then."""
+    try:
+        return kind.model_validate_json(store.get(path))
+    except (ObjectMissing, ValueError):
+        return None
+
+
+def whole(store: ObjectStore, prefix: str, files: Iterable[str], sizes: Mapping[str, int]) -> bool:
+    """Whether the files below a prefix are there, and as long as they were written, where that is known."""
+    try:
+        return all(sizes.get(name) in (None, store.size(f"{prefix}/{name}")) for name in files)
+    except ObjectMissing:
+        return False

@@ -25,7 +25,7 @@ from infra.config.round import TargetConfig
 from infra.environments.installing import InstallFailed, Say, follow
 from infra.environments.pip_settings import own_environment
 from infra.errors import ConfigError, MissingTarget
-from infra.machine.filelock import exclusive
+from infra.machine.locks import exclusive
 from infra.machine.network import check_network
 from infra.targets.files import whole_fault
 from infra.targets.hub import fetch_snapshot

@@ -7,7 +7,7 @@ from safetensors import safe_open
 
 from infra.errors import ConfigError
 from infra.targets.target import Target
-from infra.targets.text_config import text_fields
+from infra.targets.text import text_fields
 from infra.targets.weights import NORM, find_stored
 
 PLAIN_RMS_NORM = frozenset(

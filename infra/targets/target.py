@@ -10,7 +10,7 @@ from infra.config.json_file import read_json
 from infra.config.round import TargetConfig, TargetShape
 from infra.config.sampling import NEUTRAL, SAMPLING
 from infra.errors import ConfigError, MissingTarget
-from infra.targets.text_config import text_fields
+from infra.targets.text import text_fields
 
 TEXT_FILES = (
     "config.json",

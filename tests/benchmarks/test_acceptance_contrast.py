@@ -11,10 +11,10 @@ import pytest
 import yaml
 from rich.console import Console
 from rich.table import Table
+from standin.perturbed import perturbed
 
 from infra.config.load import build_round, load_round, round_file
 from infra.config.settings import Settings
-from infra.drafter.checkpoint import perturbed
 from infra.engines.client.bench import run, summary
 from infra.engines.client.client import Sampling
 from infra.errors import StoreError
@@ -61,7 +61,7 @@ def test_faults_in_the_taps_show_in_acceptance(tmp_path: Path) -> None:
                 sampling = Sampling(item.max_tokens)
                 measured = summary([run(client, item.prompts, sampling=sampling, concurrency=concurrency)])
                 assert measured.counters is not None
-                lengths[name, item.name] = measured.counters.acceptance_length
+                lengths[name, item.name] = 1 + measured.counters.accepted / measured.counters.drafts
         table.add_row(name, *(f"{lengths[name, item.name]:.3f}" for item in sets))
     Console(width=100).print(table)
     for item in sets:

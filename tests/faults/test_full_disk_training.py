@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from standin.gate import Gate
 from standin.small_disk import fill, small_disk
 from standin.training import TRAIN, Trainee
 
+from infra.drafter import trainer
 from infra.drafter.checkpoint import SAVING, settle
 from infra.drafter.progress import TrainProgress
 from infra.drafter.trainer import train
@@ -23,12 +24,18 @@ SIZE = 64 << 20
 
 
 class FullAfter:
-    """A disk that gets full when so many steps are made, while the trainer stands still."""
+    """A disk that gets full when so many steps are made, while the trainer stands still; a context manager."""
 
     def __init__(self, disk: Path, steps: int, leave: int) -> None:
         self._disk, self._steps, self._leave = disk, steps, leave
-        self._gate = Gate(disk.parent, steps)
-        self.python = self._gate.python
+        self._gate, self._patch = Gate(disk.parent, steps), pytest.MonkeyPatch()
+
+    def __enter__(self) -> Self:
+        self._patch.setattr(trainer, "PYTHON", self._gate.python)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
 
     def on_metrics(self, progress: TrainProgress) -> None:
         """Fill it, and let the trainer go on."""
@@ -40,7 +47,7 @@ class FullAfter:
 def test_it_waits_before_a_checkpoint_and_goes_on_by_itself(tmp_path: Path, trainee: Trainee) -> None:
     with small_disk(tmp_path / "disk", SIZE) as disk:
         job = trainee.job(disk / "work", epochs=1, checkpoints_per_epoch=2)
-        full, short = FullAfter(disk, 1, leave=1 << 19), list[int]()
+        short = list[int]()
 
         def make_room(needs: int) -> None:
             short.append(needs)
@@ -48,14 +55,14 @@ def test_it_waits_before_a_checkpoint_and_goes_on_by_itself(tmp_path: Path, trai
             assert settle(job.checkpoints) == [], "the checkpoint that has no room is not begun"
             (disk / "ballast").unlink()
 
-        result = train(
-            replace(job, free_bytes=1 << 20),
-            trainee.samples,
-            run_dir=tmp_path / "run",
-            on_metrics=full.on_metrics,
-            on_short=make_room,
-            python=full.python,
-        )
+        with FullAfter(disk, 1, leave=1 << 19) as full:
+            result = train(
+                replace(job, free_bytes=1 << 20),
+                trainee.samples,
+                run_dir=tmp_path / "run",
+                on_metrics=full.on_metrics,
+                on_short=make_room,
+            )
         assert len(short) == 1
         assert result.resumed_at == 0, "nothing was trained twice"
         assert result.steps == TRAIN // 2
@@ -66,9 +73,9 @@ def test_it_waits_before_a_checkpoint_and_goes_on_by_itself(tmp_path: Path, trai
 def test_a_full_disk_ends_it_and_it_goes_on_from_the_last_checkpoint(tmp_path: Path, trainee: Trainee) -> None:
     with small_disk(tmp_path / "disk", SIZE) as disk:
         job = trainee.job(disk / "work", sequence_tokens=32)
-        full = FullAfter(disk, TRAIN + 1, leave=0)
-        with pytest.raises(DiskFull, match=r"the trainer found no room in .*/work after \d+ of 40 steps"):
-            train(job, trainee.samples, run_dir=tmp_path / "run", on_metrics=full.on_metrics, python=full.python)
+        no_room = pytest.raises(DiskFull, match=r"the trainer found no room in .*/work after \d+ of 40 steps")
+        with FullAfter(disk, TRAIN + 1, leave=0) as full, no_room:
+            train(job, trainee.samples, run_dir=tmp_path / "run", on_metrics=full.on_metrics)
         assert recorded(tmp_path / "run") == []
         assert [(item.epoch, item.step) for item in settle(job.checkpoints)] == [(0, TRAIN)]
 
@@ -81,10 +88,10 @@ def test_a_full_disk_ends_it_and_it_goes_on_from_the_last_checkpoint(tmp_path: P
 @pytest.mark.parametrize("words", ["No space left on device (os error 28)", "PytorchStreamWriter failed writing file"])
 def test_a_checkpoint_that_found_no_room_in_the_end_leaves_nothing(tmp_path: Path, words: str) -> None:
     with small_disk(tmp_path / "disk", 4 << 20) as disk:
-        trainer = _trainer(disk)
+        saving = _trainer(disk)
 
         def save(model: Any, optimizers: Any, epoch: int) -> None:
-            folder = trainer.checkpointer.path / str(epoch)
+            folder = saving.checkpointer.path / str(epoch)
             folder.mkdir(parents=True)
             descriptor = os.open(folder / "model.safetensors", os.O_WRONLY | os.O_CREAT)
             try:
@@ -93,22 +100,22 @@ def test_a_checkpoint_that_found_no_room_in_the_end_leaves_nothing(tmp_path: Pat
                 os.close(descriptor)
             raise RuntimeError(words)
 
-        trainer.checkpointer.save_checkpoint = save
+        saving.checkpointer.save_checkpoint = save
         with pytest.raises(DiskFull, match="there was no room for the checkpoint of"):
-            trainer.maybe_save_checkpoint(0)
+            saving.maybe_save_checkpoint(0)
         assert not (disk / SAVING).exists()
 
 
 def test_another_failure_of_a_checkpoint_is_told_as_it_is(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4 << 20) as disk:
-        trainer = _trainer(disk)
+        saving = _trainer(disk)
 
         def save(model: Any, optimizers: Any, epoch: int) -> None:
             raise RuntimeError("the optimiser has no state")
 
-        trainer.checkpointer.save_checkpoint = save
+        saving.checkpointer.save_checkpoint = save
         with pytest.raises(RuntimeError, match="the optimiser has no state"):
-            trainer.maybe_save_checkpoint(0)
+            saving.maybe_save_checkpoint(0)
 
 
 def _trainer(root: Path) -> Any:

@@ -19,10 +19,10 @@ from infra.machine.processes.guarded import recorded
 from infra.round.context import Round
 from infra.round.ledger import Ledger
 from infra.round.rates import learnt_rates
-from infra.round.samples import sample_counts
 from infra.round.serving import Serving
 from infra.round.states import extracted_samples, faulty_shards, quarantined_samples
 from infra.round.stored import report as stored_report
+from infra.round.stored import sample_counts
 from infra.round.survival import TooManyDeaths
 from infra.steps.generate import answers_kept
 from infra.store.answers import AnswerLog, read_answers

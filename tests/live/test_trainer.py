@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from standin.gate import Gate
+from standin.perturbed import perturbed
 from standin.training import PREFIX, TRAIN, Trainee
 
+from infra.drafter import trainer
 from infra.drafter.acceptance import bootstrap
-from infra.drafter.checkpoint import perturbed, publishable, settle, verify_draft
+from infra.drafter.checkpoint import publishable, settle, verify_draft
 from infra.drafter.progress import TrainProgress
 from infra.drafter.trainer import TrainerKilled, train
 from infra.drafter.walk import walk
@@ -90,7 +92,9 @@ def sees_only_what_serving_has(draft: Path, url: str) -> None:
     assert not torch.equal(draft_chains(model, states, tokens, 3)[:, position:], chains[:, position:])
 
 
-def test_goes_on_after_an_interrupt_and_after_kill_9(tmp_path: Path, trainee: Trainee) -> None:
+def test_goes_on_after_an_interrupt_and_after_kill_9(
+    tmp_path: Path, trainee: Trainee, monkeypatch: pytest.MonkeyPatch
+) -> None:
     samples = trainee.samples
     run_dir = tmp_path / "run"
     job = trainee.job(tmp_path / "work", max_steps=15, checkpoints_per_epoch=2)
@@ -99,8 +103,9 @@ def test_goes_on_after_an_interrupt_and_after_kill_9(tmp_path: Path, trainee: Tr
         if progress.done == 2:
             raise Stopped
 
+    monkeypatch.setattr(trainer, "PYTHON", Gate(tmp_path, steps=2).python)
     with pytest.raises(Stopped):
-        train(job, samples, run_dir=run_dir, on_metrics=stop_at_two, python=Gate(tmp_path, steps=2).python)
+        train(job, samples, run_dir=run_dir, on_metrics=stop_at_two)
     assert recorded(run_dir) == []
     assert settle(job.checkpoints) == [], "an interrupt makes no checkpoint"
 
@@ -109,8 +114,10 @@ def test_goes_on_after_an_interrupt_and_after_kill_9(tmp_path: Path, trainee: Tr
             [record] = recorded(run_dir)
             os.kill(record.child_pid, signal.SIGKILL)
 
+    monkeypatch.setattr(trainer, "PYTHON", Gate(tmp_path, steps=7).python)
     with pytest.raises(TrainingError, match="status -9 after 7 steps"):
-        train(job, samples, run_dir=run_dir, on_metrics=kill_after_a_checkpoint, python=Gate(tmp_path, steps=7).python)
+        train(job, samples, run_dir=run_dir, on_metrics=kill_after_a_checkpoint)
+    monkeypatch.undo()
     # What a kill in the middle of a save leaves behind.
     torn = job.checkpoints / "1"
     torn.mkdir(exist_ok=True)

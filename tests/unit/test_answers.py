@@ -100,16 +100,16 @@ def test_a_kill_between_part_and_clearing_counts_nothing_twice(store: ObjectStor
 
 
 @pytest.mark.parametrize("torn", [b'{"sample_id":"id-9","mess', b"\0" * 100, b"\xff\xfe\n", b"7\n"])
-def test_torn_lines_are_cut_and_counted(store: ObjectStore, journal: Path, torn: bytes) -> None:
+def test_torn_lines_are_cut(store: ObjectStore, journal: Path, torn: bytes) -> None:
     with AnswerLog(store, PREFIX, journal) as log:
         log.add(answer(0))
     with journal.open("ab") as stream:
         stream.write(torn)
     with AnswerLog(store, PREFIX, journal) as log:
-        assert log.dropped_lines == 1
+        assert set(log.done()) == {"id-0"}
+        assert torn not in journal.read_bytes()
         log.add(answer(1))
     with AnswerLog(store, PREFIX, journal) as log:
-        assert log.dropped_lines == 0
         assert set(log.done()) == {"id-0", "id-1"}
 
 
@@ -151,7 +151,6 @@ def test_a_write_cut_short_leaves_the_journal_whole(store: ObjectStore, journal:
         assert "id-1" not in log
         assert log.add(answer(1))
     with AnswerLog(store, PREFIX, journal) as log:
-        assert log.dropped_lines == 0
         assert set(log.done()) == {"id-0", "id-1"}
 
 
@@ -164,8 +163,7 @@ def test_finished_only_when_the_parts_hold_what_was_counted(store: ObjectStore, 
         log.add(answer(3))
         log.finish()
     assert AnswerLog.finished(store, PREFIX)
-    assert AnswerLog.finished(store, PREFIX, [f"id-{number}" for number in range(4)])
-    assert "id-4" in str(AnswerLog.fault(store, PREFIX, ["id-0", "id-4"]))
+    assert set(read_answers(store, PREFIX)) == {f"id-{number}" for number in range(4)}
     assert json.loads(store.get(f"{PREFIX}/done.json"))["count"] == 4
     lost = store.list(PREFIX)[-1].path
     store.delete(lost)

@@ -29,6 +29,10 @@ def many(conversations: int, turns: int = 2) -> list[Answer]:
     return [answer(f"c#{number}", turn) for number in range(conversations) for turn in range(turns)]
 
 
+def train(report: BuildReport) -> set[str]:
+    return {conversation(sample.sample_id) for sample in report.samples if sample.split == "train"}
+
+
 def heldout(report: BuildReport) -> set[str]:
     return {conversation(sample.sample_id) for sample in report.samples if sample.split == "heldout"}
 
@@ -53,9 +57,8 @@ def test_rows_are_the_same_whatever_the_order_of_the_answers() -> None:
 
 def test_a_conversation_is_on_one_side_and_the_share_is_exact() -> None:
     report = build_samples(many(43, turns=3), PrepareConfig(heldout=0.2))
-    train = {conversation(sample.sample_id) for sample in report.samples if sample.split == "train"}
-    assert not train & heldout(report)
-    assert (report.train_conversations, report.heldout_conversations) == (len(train), len(heldout(report))) == (34, 9)
+    assert not train(report) & heldout(report)
+    assert (len(train(report)), len(heldout(report))) == (34, 9)
 
 
 def test_the_seed_decides_the_split() -> None:
@@ -67,7 +70,7 @@ def test_the_seed_decides_the_split() -> None:
 @pytest.mark.parametrize(("share", "held"), [(0.01, 1), (0.5, 1), (0.99, 1)])
 def test_neither_split_is_ever_empty(share: float, held: int) -> None:
     report = build_samples(many(2), PrepareConfig(heldout=share))
-    assert (report.train_conversations, report.heldout_conversations) == (1, held)
+    assert (len(train(report)), len(heldout(report))) == (1, held)
 
 
 def test_one_conversation_cannot_be_split() -> None:
@@ -83,7 +86,7 @@ def test_nothing_answered_is_reported_not_hidden() -> None:
 def test_what_became_of_every_answer_is_counted() -> None:
     answers = [
         *many(3, turns=1),
-        answer("long", status="truncated", reason="length"),
+        answer("long", reason="length"),
         answer("empty", status="empty", tokens=0),
         answer("blank", tokens=0),
         answer("refused", status="refused", tokens=0),

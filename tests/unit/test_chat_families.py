@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from standin.tiny_chat import make_chat
 
 from infra.data.history import ENDINGS, UNPARTED, History
-from infra.data.masks import REFUSALS, given_answers
+from infra.data.masks import Refusal, given_answers
 from infra.data.prompt import Message, Prompt
 from infra.data.template import Chat
 from infra.errors import ConfigError
@@ -307,7 +307,7 @@ def of_data(chat: Chat, family: Family, content: str) -> str:
     ]
     for turn, answer in enumerate(given_answers(Prompt("p", messages), chat, family.args)):
         if answer.status != "ok":
-            assert answer.finish_reason in REFUSALS
+            assert answer.finish_reason in get_args(Refusal)
             return answer.finish_reason
         text = chat.decode(answer.answer_ids)
         end = family.after + family.end
@@ -344,7 +344,7 @@ def of_thinking_data(chat: Chat, family: Family, *, apart: bool) -> str:
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "in the text"])
 def test_given_thinking_is_supervised_whole_or_left_out(tmp_path: Path, family: Family, apart: bool) -> None:
     found = of_thinking_data(family_chat(tmp_path, family, marks=False), family, apart=apart)
-    assert found == "exact" or found in REFUSALS
+    assert found == "exact" or found in get_args(Refusal)
 
 
 def outcome(kind: str, chat: Chat, family: Family, content: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from standin.perturbed import perturbed
 
 from infra.drafter.checkpoint import (
     REPLACED,
@@ -14,7 +15,6 @@ from infra.drafter.checkpoint import (
     Checkpoint,
     DraftShape,
     best,
-    perturbed,
     publishable,
     settle,
     verify_draft,

@@ -22,7 +22,7 @@ from infra.disk.guard import Notice
 from infra.disk.item import Item
 from infra.disk.room import Room, room_gate
 from infra.errors import DiskFull, GateError
-from infra.machine.round_lock import round_lock
+from infra.machine.locks import round_lock
 from infra.results import TRAINING
 from infra.store.objects import ObjectStore
 

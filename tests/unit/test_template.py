@@ -45,10 +45,6 @@ def test_answers_are_decoded_without_special_tokens(tmp_path: Path) -> None:
     assert chat.decode(ids, special=False) == "Yes."
 
 
-def test_vocabulary_is_the_targets_not_the_tokenizers(tmp_path: Path) -> None:
-    assert make_chat(tmp_path).vocab_size == 512
-
-
 def test_a_target_without_a_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tiny has no chat template"):
         Chat(make_target(tmp_path, template=None))

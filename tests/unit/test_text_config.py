@@ -10,7 +10,7 @@ import pytest
 from infra.config.round import TargetShape
 from infra.errors import ConfigError
 from infra.targets.target import read_shape
-from infra.targets.text_config import text_fields
+from infra.targets.text import text_fields
 
 CASES = Path(__file__).resolve().parents[1] / "cases"
 FAMILIES = {

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from standin.launches import flag, request
 
-from infra.config.round import EngineConfig, RungConfig, TargetShape
+from infra.config.round import EngineConfig, RungConfig
 from infra.config.settings import Settings
-from infra.engines.launch import Launch, LaunchRequest, Profile
+from infra.engines.launch import Launch, Profile
 from infra.engines.vllm.engine import ENGINE
 from infra.errors import EngineError
-from infra.targets.target import Target
 
 
 @pytest.fixture
@@ -33,15 +33,9 @@ def launch(
     trust: bool = False,
     **more: object,
 ) -> Launch:
-    shape = TargetShape(layers=30, hidden_size=576, vocab_size=49152, weight_bytes=1, family=family)
-    target = Target(name="tiny", path=Path("/models/tiny"), shape=shape, revision="r", trust_remote_code=trust)
     config = EngineConfig(device=device, tensor_parallel=1 if device == "cpu" else 8)  # type: ignore[arg-type]
     rung = RungConfig(name="r", flags=("--dtype", "float16"), env={"NCCL_PROTO": "LL", "VLLM_CPU_KVCACHE_SPACE": "7"})
-    return ENGINE.launch(LaunchRequest(target, config, profile, **more), rung, 1234, settings)  # type: ignore[arg-type]
-
-
-def flag(command: tuple[str, ...], name: str) -> str:
-    return command[command.index(name) + 1]
+    return ENGINE.launch(request(profile, config, family, trust, **more), rung, 1234, settings)
 
 
 def test_the_rungs_own_flags_and_environment_win(settings: Settings) -> None:

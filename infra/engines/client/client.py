@@ -39,7 +39,6 @@ class Timed:
         first_token_seconds: from sending the request to the first token.
         gaps_seconds: one entry between any two tokens. A piece of n tokens that came after a gap g counts as n gaps of
             g/n; tokens that came together with the first one have gaps of 0.
-        total_seconds: from sending the request to the last token.
         finish_reason: "stop" or "length".
         pieces: how many pieces came after the first one: one a step of the target, unless the server joined some.
     """
@@ -47,7 +46,6 @@ class Timed:
     token_ids: list[int]
     first_token_seconds: float
     gaps_seconds: list[float]
-    total_seconds: float
     finish_reason: str
     pieces: int
 
@@ -122,7 +120,7 @@ class Client:
             raise EngineError(f"the engine's stream ended after {len(token_ids)} tokens without a finish reason")
         with _understood(path):
             self._count(event)
-        return Timed(token_ids, moments[0][0], _gaps(moments), moments[-1][0], finish, len(moments) - 1)
+        return Timed(token_ids, moments[0][0], _gaps(moments), finish, len(moments) - 1)
 
     def extract(self, token_ids: Sequence[int]) -> Extraction:
         """Let a server with profile ``extract`` write the hidden states of a token sequence.

@@ -38,11 +38,6 @@ class SpecCounters:
             tuple(now - then for now, then in positions),
         )
 
-    @property
-    def acceptance_length(self) -> float:
-        """Tokens a target step emits, the bonus token included; 1.0 when nothing was drafted."""
-        return 1.0 + self.accepted / self.drafts if self.drafts else 1.0
-
 
 _NUMBER = r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)"
 _COUNTER = re.compile(rf"^vllm:spec_decode_num_(\w+?)_total\{{([^}}]*)\}}\s+{_NUMBER}\s*$", re.MULTILINE)

@@ -25,8 +25,7 @@ from infra.config.json_file import read_json
 from infra.engines.reference.dequantise import QUANTISED, dequantised
 from infra.errors import EngineError
 from infra.targets.target import weight_files
-from infra.targets.text import SAME_CODE
-from infra.targets.text_config import text_part
+from infra.targets.text import SAME_CODE, text_part
 
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 OUTER = re.compile(r"^(?:model\.)?language_model\.")

@@ -1,6 +1,5 @@
 """Hidden states out of a real SGLang on CPU, against transformers; and faults planted in its launch and its plugin."""
 
-import importlib.util
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from standin import sglang_releases
 from standin.real_engines import CHUNK
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -144,15 +144,10 @@ def test_another_checkouts_plugin_a_prefix_from_the_cache_and_a_lost_row_are_ref
 
 def test_the_installed_release_has_what_was_recorded_of_it(sglang_environment: Path, settings: Settings) -> None:
     """What the table says was read from a wheel; here it is read from what runs."""
-    spec = importlib.util.spec_from_file_location("targets", PLUGIN / "targets.py")
-    assert spec is not None
-    assert spec.loader is not None
-    targets = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(targets)
     [packages] = sglang_environment.parent.parent.glob("lib/python3*/site-packages")
-    version, read = targets.reader(packages)
+    version, read = sglang_releases.reader(packages)
     assert version == engine_version("sglang", "cpu", settings)
-    assert targets.facts(read) == targets.recorded()[version]
+    assert sglang_releases.facts(read) == sglang_releases.recorded()[version]
 
 
 def plant(folder: Path) -> None:

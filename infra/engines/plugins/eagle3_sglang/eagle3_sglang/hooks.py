@@ -1,6 +1,6 @@
 """Where the plugin reaches into SGLang: one class, two methods, the same from 0.5.14 to 0.5.23.
 
-``targets.json`` in the folder above records what each release has of them.
+``tests/standin/recorded/sglang-releases.json`` records what each release has of them.
 """
 
 import json

@@ -1,23 +1,16 @@
 """What SGLang's releases have of what the capture plugin reaches for, and of what the layer table says of them."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from standin import sglang_releases
 
 from infra.config.version import dotted, read_version
 from infra.engines.layer_ids import RULES, Rule
-from infra.engines.sglang.capture import PLUGIN
 from infra.engines.sglang.engine import SINCE, UNTIL
 
-sys.path.insert(0, str(PLUGIN))
-try:
-    import targets  # type: ignore[import-not-found]
-finally:
-    sys.path.remove(str(PLUGIN))
-
-RELEASES: dict[str, dict[str, Any]] = targets.recorded()
+RELEASES: dict[str, dict[str, Any]] = sglang_releases.recorded()
 OF_SGLANG = [rule for rule in RULES if rule.engine == "sglang"]
 MODEL_FILES = {"deepseek_v3": "deepseek_v2", "kimi_k2": "deepseek_v2"}
 
@@ -41,7 +34,7 @@ def test_a_release_has_what_the_plugin_reaches_for(version: str) -> None:
     assert release["ForwardMode.is_extend_without_speculative"] is True
     assert release["HookRegistry.register"] == ["cls", "target", "hook", "hook_type"]
     assert release["HookType"] == ["AFTER", "AROUND"]
-    assert release["get_parallel"] == list(targets.PARALLEL)
+    assert release["get_parallel"] == list(sglang_releases.PARALLEL)
     assert release["the scheduler loads plugins"] is True
 
 
@@ -50,7 +43,7 @@ def test_a_row_spans_releases_whose_setter_is_the_same(rule: Rule) -> None:
     for family in rule.families:
         model = MODEL_FILES.get(family, family)
         setters = {
-            version: release[targets.SETTER][model]
+            version: release[sglang_releases.SETTER][model]
             for version, release in RELEASES.items()
             if rule.since <= read_version(version) <= rule.until
         }
@@ -66,17 +59,17 @@ class TinyForCausalLM:
 
 
 def test_a_setter_that_changes_changes_its_fingerprint_and_layout_does_not() -> None:
-    first = targets.fingerprint(MODEL.format(body="[k + 1 for k in layer_ids]"))
-    assert targets.fingerprint(MODEL.format(body="[k  +  1 for k in layer_ids]  # one up")) == first
-    assert targets.fingerprint(MODEL.format(body="[k for k in layer_ids]")) != first
-    assert targets.fingerprint("class TinyForCausalLM(Llama):\n    pass\n") == "inherited"
+    first = sglang_releases.fingerprint(MODEL.format(body="[k + 1 for k in layer_ids]"))
+    assert sglang_releases.fingerprint(MODEL.format(body="[k  +  1 for k in layer_ids]  # one up")) == first
+    assert sglang_releases.fingerprint(MODEL.format(body="[k for k in layer_ids]")) != first
+    assert sglang_releases.fingerprint("class TinyForCausalLM(Llama):\n    pass\n") == "inherited"
 
 
 def test_a_release_without_a_target_cannot_be_recorded(tmp_path: Path) -> None:
     (tmp_path / "sglang-0.5.99.dist-info").mkdir()
     (tmp_path / "sglang/srt/managers").mkdir(parents=True)
     (tmp_path / "sglang/srt/managers/tp_worker.py").write_text("class OtherWorker:\n    pass\n")
-    version, read = targets.reader(tmp_path)
+    version, read = sglang_releases.reader(tmp_path)
     assert version == "0.5.99"
     with pytest.raises((StopIteration, FileNotFoundError)):
-        targets.facts(read)
+        sglang_releases.facts(read)

@@ -1,8 +1,10 @@
-"""What releases of SGLang have of what the plugin reaches for, read from their wheels without importing them.
+"""What releases of SGLang have of what the capture plugin reaches for, read from wheels without importing them.
 
-    python targets.py WHEEL_OR_FOLDER... > targets.json      one entry a release; a folder is a site-packages
+    python tests/standin/sglang_releases.py WHEEL_OR_FOLDER... > tests/standin/recorded/sglang-releases.json
 
-``targets.json`` is its committed result; a test holds the plugin, and the rows of ``layer_ids.py``, to it.
+One entry a release; a folder is a site-packages.
+
+The file is its committed result; a test holds the plugin, and the rows of ``layer_ids.py``, to it.
 """
 
 import ast
@@ -14,6 +16,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+RECORDED = Path(__file__).parent / "recorded" / "sglang-releases.json"
 SETTER = "set_eagle3_layers_to_capture"
 MODELS = (
     "llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "glm4_moe", "minimax_m2", "gpt_oss", "deepseek_v2",
@@ -82,7 +85,7 @@ def reader(place: Path) -> tuple[str, Read]:
 
 def recorded() -> dict[str, dict[str, object]]:
     """The committed table, by version."""
-    table: dict[str, dict[str, object]] = json.loads(Path(__file__).with_name("targets.json").read_text())
+    table: dict[str, dict[str, object]] = json.loads(RECORDED.read_text())
     return table
 
 
