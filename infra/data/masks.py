@@ -106,14 +106,20 @@ def _locate(
     if start is None or not full[:end].endswith(written):
         return "rewritten"
     tail = _end_of_turn(full[end:], chat) or _end_at_next_turn(messages, chat, template_args)
-    ids, head, said = chat.encode(full), chat.encode(full[:start]), chat.encode(full[:end])
-    whole = chat.encode(full[:end] + tail)
+    ids = chat.encode(full)
     if ids != chat.render(messages, template_args, add_generation_prompt=False):
         return "tokenizer"
-    borders = (ids[: len(head)] == head, ids[: len(said)] == said, whole[: len(said)] == said)
-    if not head or len(head) >= len(said) or not all(borders):
+    text, whole = full, ids
+    if not full.startswith(tail, end):
+        text = full[:end] + tail
+        whole = chat.encode(text)
+        said = chat.border(full, end, ids)
+        if said is None or whole[:said] != ids[:said]:
+            return "boundary"
+    first, last = chat.border(text, start, whole), chat.border(text, end + len(tail), whole)
+    if not first or last is None or first >= last:
         return "boundary"
-    return Turn(head, whole[len(head) :])
+    return Turn(whole[:first], whole[first:last])
 
 
 def _parted(message: Message) -> Iterator[Message]:

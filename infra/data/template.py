@@ -12,6 +12,11 @@ from infra.errors import ConfigError
 from infra.targets.target import Target
 from infra.targets.tokenizer import give_template, open_tokenizer
 
+CONTEXT_TOKENS = 8
+"""Tokens before a border that are read with it, for decoders that treat a text's beginning otherwise."""
+CHARACTER_BYTES = 4
+"""Bytes of a character, each of which may be a token of its own and is then shown as a letter."""
+
 
 class Chat:
     """Renders conversations as the target's own chat template does, from the files in its folder.
@@ -60,7 +65,28 @@ class Chat:
 
     def decode(self, ids: Sequence[int], special: bool = True) -> str:
         """Text of token ids; ``special=False`` leaves out special tokens (as in the text of an answer)."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=not special))
+        return str(
+            self._tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        )
+
+    def border(self, text: str, place: int, ids: Sequence[int]) -> int | None:
+        """How many of ``ids``, the tokens of ``text``, make ``text[:place]``; None where a token spans that border.
+
+        A text's beginning alone may have other tokens at its end than it has as a part of the whole (GPT-2 takes the
+        last of several blanks to the word that follows); what counts is whether the whole's tokens end there.
+        """
+        alone, whole = self.encode(text[:place]), list(ids)
+        shorter = min(len(alone), len(whole))
+        shared = next((count for count in range(shorter) if alone[count] != whole[count]), shorter)
+        near = max(0, shared - CONTEXT_TOKENS)
+        wanted = self.decode(alone[near:])
+        for count in range(shared, len(whole) + 1):
+            made = self.decode(whole[near:count])
+            if made == wanted:
+                return count
+            if len(made) > len(wanted) + CHARACTER_BYTES:
+                return None
+        return None
 
     @property
     def template(self) -> str:

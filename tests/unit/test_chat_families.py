@@ -267,6 +267,13 @@ def holds(ids: list[int], part: list[int]) -> bool:
     return any(ids[start : start + len(part)] == part for start in range(len(ids) - len(part) + 1))
 
 
+def run_of(chat: Chat, ids: list[int], text: str) -> tuple[int, int]:
+    """The shortest run of tokens whose text holds another text; its first place is taken for the last tokens' own."""
+    end = next(count for count in range(len(ids) + 1) if text in chat.decode(ids[:count]))
+    start = next(place for place in range(end, -1, -1) if text in chat.decode(ids[place:end]))
+    return start, end
+
+
 def of_target(chat: Chat, family: Family, content: str) -> str:
     """``exact`` for two turns after the first, or why the conversation ended, or what is wrong."""
     asked: list[Message] = [{"role": "user", "content": FIRST}]
@@ -290,11 +297,10 @@ def of_target(chat: Chat, family: Family, content: str) -> str:
             if rest:
                 return f"WRONG: {rest!r} in the history"
             own = answers[place].answer_ids
-            core = chat.encode(contents[place].strip())
-            if not holds(own, core) or not holds(ids, core):
+            start, end = run_of(chat, own, contents[place].strip())
+            if not holds(ids, own[start:end]):
                 return "WRONG: other tokens"
-            whole = chat.decode(own).partition(contents[place].strip())[0] + contents[place].strip()
-            if family.thought and thoughts[place] in chat.decode(ids) and not holds(ids, chat.encode(whole)):
+            if family.thought and thoughts[place] in chat.decode(ids) and not holds(ids, own[:end]):
                 return "WRONG: other tokens of the thought"
     return "exact"
 
