@@ -56,6 +56,16 @@ def parts(chat: Chat, messages: list[dict[str, str]], **template_args: object) -
     return chat.decode(turn.prompt_ids), chat.decode(turn.answer_ids)
 
 
+PARAGRAPH = CHATML.replace("assistant\n", "assistant\n\n").replace(
+    "{{ m.role }}\n{{ m.content }}", "{{ m.role }}\n\n{{ m.content | trim }}"
+)
+ANSWERS_FIRST = (
+    "{% for m in messages if m.role == 'assistant' %}Said: {{ m.content }}\n{% endfor %}"
+    "{% for m in messages if m.role != 'assistant' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
 @pytest.mark.parametrize(
     ("template", "answer", "prompt_end", "written"),
     [
@@ -118,6 +128,20 @@ def test_a_token_across_the_answers_end_is_refused(tmp_path: Path) -> None:
     chat = make_chat(tmp_path, NO_END, merges=[(".", "Ċ")])
     assert locate(asked("What?", "Four."), chat) == "boundary"
     assert parts(chat, asked("What?", "Four"))[1] == "Four"
+
+
+def test_a_text_that_is_parted_otherwise_alone_than_in_the_whole(tmp_path: Path) -> None:
+    chat = make_chat(tmp_path, PARAGRAPH, merges=[("Ċ", "Ċ"), ("Ġ", "F"), ("ĠF", "o")], words=True)
+    prompt, whole = (chat.encode(text) for text in ("assistant\n\n", "assistant\n\nFour."))
+    assert whole[: len(prompt)] != prompt  # GPT-2 parts blanks before a word otherwise
+    assert parts(chat, asked("What?", "Four."))[1] == "Four.<|im_end|>"
+    blank = make_chat(tmp_path / "two", CHATML.replace("\n", " "), merges=[("Ġ", "F")], words=True)
+    assert locate(asked("What?", "Four."), blank) == "boundary"  # the template's blank is in the answer's first token
+
+
+def test_what_opens_a_turn_ends_none(tmp_path: Path) -> None:
+    assert parts(make_chat(tmp_path, ANSWERS_FIRST, eos="</s>"), asked("What?", "Four."))[1] == "Four."
+    assert parts(make_chat(tmp_path / "two", CHATML, eos="</s>"), asked("What?", "Four."))[1] == "Four.<|im_end|>"
 
 
 def test_every_turn_of_a_conversation(tmp_path: Path) -> None:
