@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from jinja2 import TemplateError
-
 from infra.config.json_file import read_json
 from infra.data.prompt import Message
 from infra.errors import ConfigError
@@ -135,9 +133,10 @@ class Chat:
                 return_dict=False,
                 **dict(template_args or {}),
             )
-        except (TemplateError, TypeError) as error:
+        except Exception as error:  # a template computes, and what it calls has errors of its own
             raise ConfigError(
                 f"the chat template of target {self.target.name} refuses a conversation of the roles "
-                f"{[message['role'] for message in messages]} with arguments {dict(template_args or {})}: {error}",
+                f"{[message['role'] for message in messages]} with arguments {dict(template_args or {})}: "
+                f"{str(error) or type(error).__name__}",
                 fix="change prompts.system, prompts.template_args or the conversations",
             ) from error

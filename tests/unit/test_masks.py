@@ -6,6 +6,7 @@ from standin.tiny_chat import CHATML, make_chat
 from infra.data.masks import REFUSALS, Turn, given_answers, locate
 from infra.data.prompt import Prompt
 from infra.data.template import Chat
+from infra.errors import ConfigError
 
 LLAMA2 = (
     "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content.strip() }} [/INST]"
@@ -174,3 +175,11 @@ def test_refused_turns_carry_their_reason_and_the_others_stay(tmp_path: Path) ->
     answers = given_answers(Prompt("p", asked("a", "</s>", "b", "Yes.")), chat)
     assert [(answer.status, answer.finish_reason) for answer in answers] == [("dropped", "special"), ("ok", "given")]
     assert answers[0].answer_ids == []
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 1 / 0 }}", "{{ messages[0]['x']['y'] }}", "{{ '%d' % 'a' }}", "{{ 'a'.index('b') }}"]
+)
+def test_a_template_that_fails_refuses_the_conversation(tmp_path: Path, template: str) -> None:
+    with pytest.raises(ConfigError, match=r"chat template of target tiny refuses .* with arguments \{\}: \S"):
+        make_chat(tmp_path, template).text(asked("What?"))
