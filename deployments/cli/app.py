@@ -20,6 +20,9 @@ MACHINE_FAULTS = frozenset(
 )  # fmt: skip
 """What a file or folder of the machine can be to blame for, rather than the code."""
 
+USAGE = 2
+"""Exit status of a command line that cannot be read; Typer has said on stderr what is wrong."""
+
 INTERRUPTED = 130
 """Exit status of a command that was interrupted, as shells have it for Ctrl-C."""
 
@@ -77,11 +80,14 @@ def main() -> int:
     except KeyboardInterrupt:
         return interrupted()
     except SystemExit as ended:
+        if ended.code == USAGE:
+            _tell_json(Eagle3Error("the command line cannot be read", expected="what `--help` shows"))
         if ended.code != INTERRUPTED:  # which is how Typer ends on KeyboardInterrupt, without a word
             raise
         return interrupted()
     except OSError as error:
         if error.filename is None or error.errno not in MACHINE_FAULTS:
+            _tell_json(_unforeseen(error))
             raise
         return _failed(
             ProcessFailed(
@@ -89,6 +95,9 @@ def main() -> int:
                 fix="see that it is there, that its disk has room, and that this user may write to it",
             )
         )
+    except Exception as error:  # shown whole, as a fault of the code
+        _tell_json(_unforeseen(error))
+        raise
 
 
 def interrupted() -> int:
@@ -110,9 +119,18 @@ def _look_at_network(words: list[str]) -> None:
 
 def _failed(error: Eagle3Error, status: int = 1) -> int:
     print(f"eagle3: {error}", file=sys.stderr)
+    _tell_json(error)
+    return status
+
+
+def _unforeseen(error: Exception) -> Eagle3Error:
+    return Eagle3Error(f"{type(error).__name__}: {error}", fix="this is a fault of eagle3: its traceback is on stderr")
+
+
+def _tell_json(error: Eagle3Error) -> None:
+    """The error on stdout, where facts were asked for as JSON and there are none."""
     if "--json" in sys.argv[1:] and not output.facts_printed:
         output.print_json({"error": {"what": error.what, "expected": error.expected, "fix": error.fix}})
-    return status
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -219,16 +219,17 @@ class History:
         """Whether the rule holds for the answer at ``index`` in the prompt that ``messages`` make."""
         place = find_place(messages, index, self._chat, self._args, add_generation_prompt=True)
         ids = self._chat.render(messages, self._args)
-        whole = self._chat.encode(place.text[: place.end])
-        if ids[: len(whole)] != whole or ids != self._chat.encode(place.text):
+        end = self._chat.border(place.text, place.end, ids)
+        if end is None or ids != self._chat.encode(place.text):
             return False
+        whole = ids[:end]
         for body_ids, body in self._trimmed(turn):
             if whole[-len(body_ids) :] == body_ids and place.text[: place.end].endswith(turn.shape.opening + body):
                 return True
-        head = self._chat.encode(place.text[: place.start])
-        shown = whole[len(head) :]
-        if whole[: len(head)] != head or place.shown.strip() != messages[index]["content"].strip():
+        start = self._chat.border(place.text, place.start, ids)
+        if start is None or place.shown.strip() != messages[index]["content"].strip():
             return False
+        shown = whole[start:]
         ends = [body for body_ids, body in self._trimmed(turn) if body_ids[-len(shown) :] == shown]
         if not ends or not ends[0].endswith(place.shown):
             return False
@@ -272,7 +273,10 @@ class History:
         ids = self._chat.render(messages, self._args)
         first = next(place for place, message in enumerate(messages) if message["role"] == "user")
         place = find_place(messages, first, self._chat, self._args, add_generation_prompt=True)
-        rest = ids[len(self._chat.encode(place.text[: place.start])) :]
+        start = self._chat.border(place.text, place.start, ids)
+        if start is None:
+            return list(stored) == ids
+        rest = ids[start:]
         return list(stored[-len(rest) :]) == rest
 
 

@@ -16,12 +16,17 @@ Answers = Literal["target", "given"]
 
 LAYOUTS = (
     "messages", "conversations", "turns", "prompt", "instruction", "conversation", "dialog", "dialogue",
-    "question", "query", "problem", "input", "inputs", "chosen",
+    "question", "query", "problem", "input", "inputs", "chosen", "data",
 )  # fmt: skip
-"""Fields that hold a conversation or a question; the first that is filled counts."""
+"""Fields that hold a conversation or a question; the first that can be one counts."""
 
-TALKS = ("messages", "conversations", "turns", "conversation", "dialog", "dialogue", "chosen")
-ANSWERS = ("chosen", "completion", "response", "output", "answer", "solution")
+TALKS = ("messages", "conversations", "turns", "conversation", "dialog", "dialogue", "chosen", "data")
+ANSWERS = ("chosen", "completion", "response", "output", "solution", "answer", "targets", "target")
+"""A whole solution goes before its result, which data sets of problems have as `answer`."""
+FURTHER = ("input", "context")
+"""What a question in `instruction`, `question` or `query` is about."""
+PAIRS = (("input", "output"), ("human", "assistant"), ("user", "assistant"), ("question", "answer"))
+"""Fields of a question with its answer, as one object of a list."""
 SYSTEMS = ("system", "system_prompt")
 """A system message in a field of its own."""
 ROLES = {
@@ -55,7 +60,9 @@ def to_prompt(record: Any, answers: Answers) -> tuple[Prompt, list[str]]:
         raise Unusable("is not a JSON object", type(record).__name__)
     if any(_filled(record.get(name)) for name in MEDIA):
         raise Unusable("has images, video or sound")
-    without = [what for name, what in CONTEXT.items() if _filled(record.get(name)) and record[name] not in EMPTY_JSON]
+    without = [what for name, what in CONTEXT.items() if _carried(record.get(name))]
+    if _filled(record.get("context")) and not isinstance(record["context"], str | bytes):
+        without.append("its context")
     turns = _turns(record, answers)
     opening, later = (_whole(turns), []) if answers == "given" else _asked(turns, without)
     if any(turn.named for turn in turns):
@@ -90,18 +97,24 @@ class _Turn:
 
 def _turns(record: Mapping[str, Any], answers: Answers) -> list[_Turn]:
     """All messages of a record, without empty system messages."""
-    layout = next((name for name in LAYOUTS if _filled(record.get(name))), None)
+    filled = [name for name in LAYOUTS if _filled(record.get(name)) and (name != "data" or _are_texts(record[name]))]
+    layout = next((name for name in filled if name not in TALKS or _may_be_talk(record[name])), None)
+    layout = layout or next(iter(filled), None)
     if layout is None:
-        empty = next((name for name in LAYOUTS if name in record), None)
+        empty = next((name for name in LAYOUTS if name in record and not _filled(record[name])), None)
         if empty is not None:
             raise Unusable(f"has an empty `{empty}`")
         raise Unusable(f"has none of the fields {', '.join(LAYOUTS)}", f"it has {', '.join(map(str, record))}"[:120])
     turns = _said(layout, record[layout], record)
     if answers == "given" and layout not in TALKS:
+        if any(_filled(record.get(name)) for name in REASONING):
+            raise Unusable("has reasoning in a field of its own")
+        if record.get("label") is False:
+            raise Unusable("has answers that are not to be trained on")
         turns = _answered(turns, record)
     turns = [turn for turn in turns if turn.role != "system" or _filled(turn.content)]
     said = (record.get(name) for name in SYSTEMS)
-    system = next((text for text in said if isinstance(text, str) and text.strip()), None)
+    system = next((text for text in said if isinstance(text, str | bytes | list) and _filled(text)), None)
     if system is not None and all(turn.role != "system" for turn in turns):
         turns.insert(0, _Turn("system", system))
     return turns
@@ -114,16 +127,39 @@ def _said(layout: str, value: Any, record: Mapping[str, Any]) -> list[_Turn]:
     if isinstance(value, Mapping):
         value = _by_row(layout, value)
     if isinstance(value, list):
-        if layout == "turns" and all(isinstance(_decoded(item), str) or item is None for item in value):
-            return [_Turn("user", item) for item in value]
+        if layout in ("turns", "data") and _are_texts(value):
+            roles = ("user", "user" if layout == "turns" else "assistant")
+            return [_Turn(roles[place % 2], item) for place, item in enumerate(value)]
+        if layout in TALKS and (pair := _pair(value)):
+            return [
+                turn for item in value for turn in (_Turn("user", item[pair[0]]), _Turn("assistant", item[pair[1]]))
+            ]
         if layout in TALKS or any(isinstance(item, Mapping) and _role(item) is not None for item in value):
             return [_turn(item, layout) for item in value]
     if layout in TALKS:
         raise Unusable(f"has `{layout}` that is no list of messages", type(value).__name__)
-    extra = record.get("input") if layout == "instruction" else None
-    if not _filled(extra):
+    about = FURTHER if layout in ("instruction", "question", "query") else ()
+    extra = [record[name] for name in about if _filled(record.get(name))]
+    extra = [part for part in extra if isinstance(part, str | bytes) or part is not record.get("context")]
+    if not extra:
         return [_Turn("user", value)]
-    return [_Turn("user", f"{_text(value, 'a question')}\n\n{_text(extra, 'a question')}")]
+    return [_Turn("user", "\n\n".join(_text(part, "a question") for part in (value, *extra)))]
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(_decoded(item), str) or item is None for item in value)
+
+
+def _may_be_talk(value: Any) -> bool:
+    """Whether a value may be a list of messages; a number may count them, and a text name them."""
+    value = _decoded(value)
+    return isinstance(value, list | Mapping) or (isinstance(value, str) and value.lstrip().startswith(("[", "{")))
+
+
+def _pair(items: list[Any]) -> tuple[str, str] | None:
+    """The fields by which each of some objects holds a question and its answer; None where they are messages."""
+    found = (pair for pair in PAIRS if all(isinstance(item, Mapping) and {*pair} <= item.keys() for item in items))
+    return next(found, None) if all(isinstance(item, Mapping) and _role(item) is None for item in items) else None
 
 
 def _answered(turns: list[_Turn], record: Mapping[str, Any]) -> list[_Turn]:
@@ -173,7 +209,7 @@ def _turn(item: Any, layout: str) -> _Turn:
         role=role,
         content=content,
         named=role in ("system", "user") and _filled(item.get("name")),
-        calls=any(_filled(item.get(name)) for name in ("tool_calls", "function_call")),
+        calls=any(_carried(item.get(name)) for name in ("tool_calls", "function_call")),
         reasoning=any(_filled(item.get(name)) for name in REASONING),
         untrained=item.get("weight") in (0, "0") or item.get("train") is False,
     )
@@ -266,11 +302,20 @@ def _decoded(value: Any) -> Any:
         raise Unusable("has bytes where text should be") from error
 
 
+def _carried(value: Any) -> bool:
+    """Whether a field that may be JSON as text says anything."""
+    return _filled(value) and not (isinstance(value, str) and value.strip() in EMPTY_JSON)
+
+
 def _filled(value: Any) -> bool:
-    """Whether a field says anything."""
+    """Whether a field says anything; a table has an object of nothing but nulls where a record had none."""
     if isinstance(value, str):
         return bool(value.strip())
-    return value is not None and value not in ([], {}, b"", False)
+    if isinstance(value, Mapping):
+        return any(_filled(part) for part in value.values())
+    if isinstance(value, list):
+        return any(_filled(part) for part in value)
+    return value is not None and value not in (b"", False)
 
 
 def _own_id(value: Any) -> str | None:

@@ -103,15 +103,22 @@ def _locate(
     start = _start(place, chat.text(before, template_args), message)
     if start is None or not full[:end].endswith(written):
         return "rewritten"
-    tail = _end_of_turn(full[end:], chat) or _end_at_next_turn(messages, chat, template_args)
-    ids, head, said = chat.encode(full), chat.encode(full[:start]), chat.encode(full[:end])
-    whole = chat.encode(full[:end] + tail)
+    opening = _opening(before, chat, template_args)
+    tail = _end_of_turn(full[end:], opening, chat) or _end_at_next_turn(messages, chat, template_args)
+    ids = chat.encode(full)
     if ids != chat.render(messages, template_args, add_generation_prompt=False):
         return "tokenizer"
-    borders = (ids[: len(head)] == head, ids[: len(said)] == said, whole[: len(said)] == said)
-    if not head or len(head) >= len(said) or not all(borders):
+    text, whole = full, ids
+    if not full.startswith(tail, end):
+        text = full[:end] + tail
+        whole = chat.encode(text)
+        said = chat.border(full, end, ids)
+        if said is None or whole[:said] != ids[:said]:
+            return "boundary"
+    first, last = chat.border(text, start, whole), chat.border(text, end + len(tail), whole)
+    if not first or last is None or first >= last:
         return "boundary"
-    return Turn(head, whole[len(head) :])
+    return Turn(whole[:first], whole[first:last])
 
 
 def _parted(message: Message) -> Iterator[Message]:
@@ -160,15 +167,24 @@ def _after_prompt(full: str, prompt: str, content: str) -> tuple[int, int] | Non
     return None
 
 
-def _end_of_turn(tail: str, chat: Chat) -> str:
-    """The special tokens that end the turn, with blanks before them; empty if the template writes none."""
+def _opening(before: list[Message], chat: Chat, template_args: Mapping[str, Any] | None) -> str:
+    """The generation prompt, where the template adds it to what stands before."""
+    prompt, bare = (chat.text(before, template_args, add) for add in (True, False))
+    return prompt.removeprefix(bare) if prompt.startswith(bare) else ""
+
+
+def _end_of_turn(tail: str, opening: str, chat: Chat) -> str:
+    """The special tokens that end the turn, with blanks before them; empty if the template writes none.
+
+    A token that opens a turn, as the generation prompt does, ends none unless the target says that it does.
+    """
     ends = {chat.decode([token]) for token in chat.eos_ids}
     first, place = "", len(tail) - len(tail.lstrip())
     while token := next((token for token in chat.special_tokens if tail.startswith(token, place)), ""):
         place += len(token)
         if token in ends:
             return tail[:place]
-        first = first or tail[:place]
+        first = first or ("" if token in opening else tail[:place])
     return first
 
 

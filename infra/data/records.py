@@ -82,8 +82,27 @@ def _rows(part: Part, raw: Any) -> Iterator[tuple[str, Any]]:
     for batch in _batches(part, raw):
         # No prompt is made of dates, and Python cannot hold all that a file can.
         columns = [place for place, field in enumerate(batch.schema) if not pyarrow.types.is_temporal(field.type)]
-        for record in batch.select(columns).to_pylist(maps_as_pydicts="lossy"):
+        batch = batch.select(columns)
+        plain = _dateless(batch.schema)
+        batch = batch if plain.equals(batch.schema) else batch.cast(plain)
+        for record in batch.to_pylist(maps_as_pydicts="lossy"):
             yield f"{part.name}:{next(number)}", record
+
+
+def _dateless(schema: Any) -> Any:
+    """A schema with numbers where messages carry dates."""
+    return pyarrow.schema([field.with_type(_numbers(field.type)) for field in schema])
+
+
+def _numbers(kind: Any) -> Any:
+    if pyarrow.types.is_temporal(kind):
+        return pyarrow.int32() if kind.bit_width == 32 else pyarrow.int64()
+    if pyarrow.types.is_struct(kind):
+        return pyarrow.struct([field.with_type(_numbers(field.type)) for field in kind])
+    for is_list, make in ((pyarrow.types.is_list, pyarrow.list_), (pyarrow.types.is_large_list, pyarrow.large_list)):
+        if is_list(kind):
+            return make(kind.value_field.with_type(_numbers(kind.value_type)))
+    return kind
 
 
 def _batches(part: Part, raw: Any) -> Iterator[Any]:

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from jinja2 import TemplateError
-
 from infra.config.json_file import read_json
 from infra.data.prompt import Message
 from infra.errors import ConfigError
@@ -17,6 +15,10 @@ REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Names by which templates take an answer's thinking apart from its content."""
 CLOSING_MARK = re.compile(r"[<\[◁]\|?/[^\s<>\[\]'\"]+[>\]▷]|<\w+\|>|<\|(?:END|end)_\w+\|>")
 """What may end thinking: `</think>`, `[/THINK]`, `<channel|>`, `<|END_THINKING|>` and their like."""
+CONTEXT_TOKENS = 8
+"""Tokens before a border that are read with it, for decoders that treat a text's beginning otherwise."""
+CHARACTER_BYTES = 4
+"""Bytes of a character, each of which may be a token of its own and is then shown as a letter."""
 
 
 class Chat:
@@ -66,7 +68,28 @@ class Chat:
 
     def decode(self, ids: Sequence[int], special: bool = True) -> str:
         """Text of token ids; ``special=False`` leaves out special tokens (as in the text of an answer)."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=not special))
+        return str(
+            self._tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        )
+
+    def border(self, text: str, place: int, ids: Sequence[int]) -> int | None:
+        """How many of ``ids``, the tokens of ``text``, make ``text[:place]``; None where a token spans that border.
+
+        A text's beginning alone may have other tokens at its end than it has as a part of the whole (GPT-2 takes the
+        last of several blanks to the word that follows); what counts is whether the whole's tokens end there.
+        """
+        alone, whole = self.encode(text[:place]), list(ids)
+        shorter = min(len(alone), len(whole))
+        shared = next((count for count in range(shorter) if alone[count] != whole[count]), shorter)
+        near = max(0, shared - CONTEXT_TOKENS)
+        wanted = self.decode(alone[near:])
+        for count in range(shared, len(whole) + 1):
+            made = self.decode(whole[near:count])
+            if made == wanted:
+                return count
+            if len(made) > len(wanted) + CHARACTER_BYTES:
+                return None
+        return None
 
     @property
     def template(self) -> str:
@@ -110,10 +133,11 @@ class Chat:
                 return_dict=False,
                 **dict(template_args or {}),
             )
-        except (TemplateError, TypeError) as error:
+        except Exception as error:  # a template computes, and what it calls has errors of its own
             raise ConfigError(
                 f"the chat template of target {self.target.name} refuses a conversation of the roles "
-                f"{[message['role'] for message in messages]} with arguments {dict(template_args or {})}: {error}",
+                f"{[message['role'] for message in messages]} with arguments {dict(template_args or {})}: "
+                f"{str(error) or type(error).__name__}",
                 fix="change prompts.system, prompts.template_args or the conversations",
             ) from error
 

@@ -26,12 +26,16 @@ def make_target(
     special: Sequence[str] = (START, END, STOP),
     eos: str = END,
     bos: str | None = None,
+    words: bool = False,
 ) -> Target:
-    """A target's folder with a tokenizer and no weights; ``merges`` join neighbouring bytes anywhere in a text."""
+    """A target's folder with a tokenizer and no weights; ``merges`` join neighbouring bytes anywhere in a text.
+
+    With ``words`` only within words as GPT-2 parts them, which takes a blank to the word behind it.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = alphabet + [one + other for one, other in merges]
-    tokenizer = Tokenizer(BPE(vocab={word: number for number, word in enumerate(words)}, merges=list(merges)))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokens = alphabet + [one + other for one, other in merges]
+    tokenizer = Tokenizer(BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=list(merges)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in special])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos, bos_token=bos)
@@ -49,6 +53,7 @@ def make_chat(
     special: Sequence[str] = (START, END, STOP),
     eos: str = END,
     bos: str | None = None,
+    words: bool = False,
 ) -> Chat:
     """The chat of such a target."""
-    return Chat(make_target(folder, template, merges, special, eos, bos))
+    return Chat(make_target(folder, template, merges, special, eos, bos, words))

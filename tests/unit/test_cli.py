@@ -343,6 +343,28 @@ def test_rendering_says_what_it_wrote_as_json(
     assert file.is_file()
 
 
+@pytest.mark.parametrize("arguments", [["plan"], ["plan", "tiny", "--nosuch"], ["nosuch"], ["status", "extra"]])
+def test_with_json_a_command_line_that_cannot_be_read_is_json_too(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments, "--json", monkeypatch=monkeypatch) == 2
+    output = capsys.readouterr()
+    assert "cannot be read" in json.loads(output.out)["error"]["what"]
+    assert "Usage" in output.err
+
+
+def test_with_json_an_unknown_error_is_json_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_settings: Settings) -> None:
+        raise ZeroDivisionError("by nought")
+
+    monkeypatch.setattr("deployments.cli.status.collect", broken)
+    with pytest.raises(ZeroDivisionError):
+        run("status", "--json", monkeypatch=monkeypatch)
+    assert "by nought" in json.loads(capsys.readouterr().out)["error"]["what"]
+
+
 def test_an_unknown_error_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_settings: Settings) -> None:
         raise ZeroDivisionError

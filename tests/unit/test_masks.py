@@ -7,6 +7,7 @@ from standin.tiny_chat import CHATML, make_chat
 from infra.data.masks import Refusal, Turn, given_answers, locate
 from infra.data.prompt import Prompt
 from infra.data.template import Chat
+from infra.errors import ConfigError
 
 LLAMA2 = (
     "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content.strip() }} [/INST]"
@@ -55,6 +56,16 @@ def parts(chat: Chat, messages: list[dict[str, str]], **template_args: object) -
     ids = turn.prompt_ids + turn.answer_ids
     assert whole[: len(ids)] == ids
     return chat.decode(turn.prompt_ids), chat.decode(turn.answer_ids)
+
+
+PARAGRAPH = CHATML.replace("assistant\n", "assistant\n\n").replace(
+    "{{ m.role }}\n{{ m.content }}", "{{ m.role }}\n\n{{ m.content | trim }}"
+)
+ANSWERS_FIRST = (
+    "{% for m in messages if m.role == 'assistant' %}Said: {{ m.content }}\n{% endfor %}"
+    "{% for m in messages if m.role != 'assistant' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +132,20 @@ def test_a_token_across_the_answers_end_is_refused(tmp_path: Path) -> None:
     assert parts(chat, asked("What?", "Four"))[1] == "Four"
 
 
+def test_a_text_that_is_parted_otherwise_alone_than_in_the_whole(tmp_path: Path) -> None:
+    chat = make_chat(tmp_path, PARAGRAPH, merges=[("Ċ", "Ċ"), ("Ġ", "F"), ("ĠF", "o")], words=True)
+    prompt, whole = (chat.encode(text) for text in ("assistant\n\n", "assistant\n\nFour."))
+    assert whole[: len(prompt)] != prompt  # GPT-2 parts blanks before a word otherwise
+    assert parts(chat, asked("What?", "Four."))[1] == "Four.<|im_end|>"
+    blank = make_chat(tmp_path / "two", CHATML.replace("\n", " "), merges=[("Ġ", "F")], words=True)
+    assert locate(asked("What?", "Four."), blank) == "boundary"  # the template's blank is in the answer's first token
+
+
+def test_what_opens_a_turn_ends_none(tmp_path: Path) -> None:
+    assert parts(make_chat(tmp_path, ANSWERS_FIRST, eos="</s>"), asked("What?", "Four."))[1] == "Four."
+    assert parts(make_chat(tmp_path / "two", CHATML, eos="</s>"), asked("What?", "Four."))[1] == "Four.<|im_end|>"
+
+
 def test_every_turn_of_a_conversation(tmp_path: Path) -> None:
     chat = make_chat(tmp_path, STRIPPING)
     prompt = Prompt("sum", asked("2 + 2?", THOUGHT, "And 3 + 3?", "<think>\nThrees.\n</think>\n\nSix."))
@@ -151,3 +176,11 @@ def test_refused_turns_carry_their_reason_and_the_others_stay(tmp_path: Path) ->
     answers = given_answers(Prompt("p", asked("a", "</s>", "b", "Yes.")), chat)
     assert [(answer.status, answer.finish_reason) for answer in answers] == [("dropped", "special"), ("ok", "given")]
     assert answers[0].answer_ids == []
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 1 / 0 }}", "{{ messages[0]['x']['y'] }}", "{{ '%d' % 'a' }}", "{{ 'a'.index('b') }}"]
+)
+def test_a_template_that_fails_refuses_the_conversation(tmp_path: Path, template: str) -> None:
+    with pytest.raises(ConfigError, match=r"chat template of target tiny refuses .* with arguments \{\}: \S"):
+        make_chat(tmp_path, template).text(asked("What?"))

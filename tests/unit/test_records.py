@@ -130,6 +130,15 @@ def test_a_date_that_python_cannot_hold_is_in_nobodys_way(tmp_path: Path) -> Non
     assert records(tmp_path / "p.parquet") == [{"prompt": "a"}, {"prompt": "b"}]
 
 
+@pytest.mark.parametrize("kind", [pa.timestamp("us", tz="UTC"), pa.timestamp("ns", tz="Mars/Base"), pa.duration("ns")])
+def test_dates_in_messages_are_in_nobodys_way(tmp_path: Path, kind: pa.DataType) -> None:
+    said = pa.struct([("role", pa.string()), ("content", pa.string()), ("timestamp", kind)])
+    messages = [[{"role": "user", "content": "a", "timestamp": 2**62}]]
+    pq.write_table(pa.table({"conversation": pa.array(messages, pa.list_(said))}), tmp_path / "p.parquet")
+    [record] = records(tmp_path / "p.parquet")
+    assert record["conversation"][0]["content"] == "a"
+
+
 def test_what_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
     for name in ("none.jsonl", "none", "none/"):
         with pytest.raises(ConfigError, match="does not exist"):
