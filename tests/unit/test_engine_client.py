@@ -19,8 +19,9 @@ from standin.waiting import wait_for
 from infra.config.round import GenerateConfig
 from infra.engines.client.bench import looping, percentile, run, summary, warm_up
 from infra.engines.client.client import Client, EngineSilent, RequestRefused, Sampling
-from infra.engines.client.counters import SpecCounters, parse_spec_counters, parse_token_total
+from infra.engines.client.counters import SpecCounters, parse_token_total
 from infra.engines.client.extraction import ExtractionFault, Extractor
+from infra.engines.vllm.counters import parse_spec_counters
 from infra.engines.vllm.dialect import VllmDialect
 from infra.errors import EngineError
 
