@@ -12,6 +12,7 @@ import pytest
 
 from infra.config.round import ENGINES
 from infra.engines.registry import as_trained, find_engine
+from infra.environments.descriptions import descriptions
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("flows", "tasks", "infra", "deployments")
@@ -78,6 +79,7 @@ def test_every_engine_is_a_folder_that_knows_of_no_other() -> None:
         engine = find_engine(name)
         assert f"infra.engines.{name}" in apart
         assert (engine.name, engine.numbering.engine) == (name, name)
+        assert any(environment.startswith(f"{name}-") for environment in descriptions())
     assert as_trained(), "something must load a draft as the trainer writes it"
 
 
