@@ -2,7 +2,7 @@
 
 Tap k is the residual stream that enters decoder layer k; tap L is the last layer's output before the final norm.
 What an engine captures for an id depends on engine, version and model family, so every rule is a row of the engine's
-own ``numbering.py`` with its source, and what no row covers is refused. The convention gate then proves the row by
+own ``layer_ids.py`` with its source, and what no row covers is refused. The convention gate then proves the row by
 measuring.
 """
 
@@ -188,4 +188,4 @@ class Numbering:
 
     @property
     def _place(self) -> str:
-        return f"infra/engines/{self.engine}/numbering.py"
+        return f"infra/engines/{self.engine}/layer_ids.py"

@@ -28,7 +28,7 @@ from infra.engines.draft import read_config
 from infra.engines.limits import wrapper_fault
 from infra.engines.registry import find_engine
 from infra.engines.sglang.draft import write_sglang
-from infra.engines.sglang.numbering import NUMBERING
+from infra.engines.sglang.layer_ids import NUMBERING
 from infra.machine.gpus.readings import GpuReport
 from infra.round.checks import refusals
 from infra.round.preflight import faults

@@ -13,7 +13,7 @@ from infra.config.load import build_round, load_round, round_file
 from infra.config.round import RoundConfig, TargetShape
 from infra.config.settings import Settings
 from infra.engines.sglang.draft import inexpressible, write_sglang
-from infra.engines.sglang.numbering import NUMBERING
+from infra.engines.sglang.layer_ids import NUMBERING
 from infra.errors import EngineError
 from infra.machine.gpus.readings import GpuReport
 from infra.round.context import Round

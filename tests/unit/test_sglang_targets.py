@@ -10,7 +10,7 @@ from infra.config.version import dotted, read_version
 from infra.engines.layer_ids import Rule
 from infra.engines.sglang.capture import PLUGIN
 from infra.engines.sglang.engine import SINCE, UNTIL
-from infra.engines.sglang.numbering import RULES
+from infra.engines.sglang.layer_ids import RULES
 
 sys.path.insert(0, str(PLUGIN))
 try:

@@ -26,8 +26,8 @@ from infra.engines.server.causes import explain, phase, words_of
 from infra.engines.sglang.capture import LAYER_IDS, PLUGIN, STAGING
 from infra.engines.sglang.dialect import SglangDialect
 from infra.engines.sglang.draft import LAYOUT
+from infra.engines.sglang.layer_ids import NUMBERING
 from infra.engines.sglang.limits import LIMITS, WRAPPERS
-from infra.engines.sglang.numbering import NUMBERING
 from infra.environments.building import environment_python
 from infra.errors import ConfigError, EngineError
 from infra.machine.host import cpu_count

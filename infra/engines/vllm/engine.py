@@ -21,8 +21,8 @@ from infra.engines.launch import Launch, LaunchRequest, installed_version, stagi
 from infra.engines.limits import check_launch
 from infra.engines.server.causes import explain, phase, words_of
 from infra.engines.vllm.dialect import VllmDialect
+from infra.engines.vllm.layer_ids import NUMBERING
 from infra.engines.vllm.limits import LIMITS, WRAPPERS
-from infra.engines.vllm.numbering import NUMBERING
 from infra.environments.building import environment_python
 from infra.errors import EngineError
 from infra.machine.host import cpu_count

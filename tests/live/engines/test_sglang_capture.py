@@ -20,7 +20,7 @@ from infra.engines.client.extraction import ExtractionFault, Extractor
 from infra.engines.registry import Launch, LaunchRequest, Server, engine_version, find_engine
 from infra.engines.sglang import capture as sglang_capture
 from infra.engines.sglang.capture import PLUGIN
-from infra.engines.sglang.numbering import NUMBERING
+from infra.engines.sglang.layer_ids import NUMBERING
 from infra.round.serving import Serving
 from infra.targets.final_norm import read_final_norm
 from infra.targets.target import Target
