@@ -1,7 +1,8 @@
 """What an engine's folder must say of it: everything that differs between engines, and that others ask for.
 
 A new engine is a folder ``infra/engines/<name>/`` whose ``engine.py`` has an ``ENGINE`` that satisfies :class:`Engine`,
-and its name in ``EngineName`` (``infra/config/round.py``).
+its name in ``EngineName`` (``infra/config/round.py``), an environment ``<name>-cpu`` or ``<name>-cuda`` in
+``infra/environments/locks``, and a line in the contract of ``pyproject.toml`` that keeps engines apart.
 """
 
 from collections.abc import Callable
