@@ -41,8 +41,8 @@ class EngineChoice(BaseModel):
 @flow(name="parity", persist_result=False)
 def parity(
     config: RoundConfig,
-    extracting: EngineChoice = EngineChoice(engine="vllm"),  # noqa: B008 (frozen; Prefect shows the default)
-    serving: EngineChoice = EngineChoice(engine="sglang"),  # noqa: B008
+    extracting: EngineChoice,
+    serving: EngineChoice,
     samples: int = 8,
     overrides: dict[str, Any] = {},  # noqa: B006
 ) -> None:

@@ -5,7 +5,7 @@ A round is one YAML file below ``deployments/rounds``. Machine facts (paths, por
 it computes, and is left out of the step keys.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, JsonValue, StringConstraints, model_validator
 
@@ -15,6 +15,9 @@ from infra.config.sampling import SamplingConfig
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 EngineName = Literal["vllm", "sglang"]
+"""The engines that a round can name: folders of ``infra/engines``. Drafts are published for each, so a new name (at the
+end) publishes them anew, and redoes nothing else."""
+ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 QuarantinedShare = Annotated[
     float,
     Field(

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from infra.config.round import ENGINES
 from infra.disk.item import Item, remove
 from infra.errors import StoreError
 from infra.machine.host import folder_bytes
@@ -13,10 +14,9 @@ from infra.store.answers import DONE
 from infra.store.objects import ObjectStore
 from infra.store.rounds import whole
 
-NOBODYS = {
+NOBODYS: dict[str, str] = dict.fromkeys(ENGINES, "a copy of a draft, made again when needed") | {
     "staging": "staging of a dead engine",
     "draft": "a copy of a draft, made again when needed",
-    "sglang": "a copy of a draft, made again when needed",
     "walk": "a prediction's working folder",
     "reference": "a dead reference's working folder",
     "front": "a dead front's working folder",

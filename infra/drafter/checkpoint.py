@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from infra.engines.draft import WEIGHTS, read_config, write_draft
 from infra.errors import TrainingError
 
 SAVING = ".saving"
 REPLACED = ".replaced-"
-WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -178,21 +178,6 @@ def publishable(checkpoint: Path, out: Path, target_name: str) -> Path:
     return write_draft(out, weights, {"config.json": text})
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a draft.
-
-    Raises:
-        TrainingError: it is missing, not JSON, or not speculators' EAGLE-3.
-    """
-    try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise TrainingError(f"{folder} has no usable config.json: {error}", expected="a draft folder") from error
-    if config.get("speculators_model_type") != "eagle3":
-        raise TrainingError(f"{folder} is no EAGLE-3 draft in speculators' format")
-    return config
-
-
 def best(checkpoints: Sequence[Checkpoint], accepted: dict[int, float]) -> Checkpoint:
     """The checkpoint at the end of the epoch with the most drafts accepted on held-out rows (ties: the later one).
 
@@ -202,23 +187,6 @@ def best(checkpoints: Sequence[Checkpoint], accepted: dict[int, float]) -> Check
     """
     ends = [item for item in checkpoints if item.ends_epoch]
     return max(ends, key=lambda item: (accepted.get(item.epoch, -1.0), item.epoch))
-
-
-def write_draft(out: Path, weights: Mapping[str, torch.Tensor], texts: Mapping[str, str]) -> Path:
-    """Write a draft's folder: weights, and text files by name. It appears whole; an earlier one is replaced."""
-    partial = out.with_name(out.name + ".partial")
-    for stale in (partial, out):
-        shutil.rmtree(stale, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
-        save_file(dict(weights), partial / WEIGHTS, metadata={"format": "pt"})
-        for name, text in texts.items():
-            (partial / name).write_text(text)
-        os.rename(partial, out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)  # on a full disk its room is wanted
-        raise
-    return out
 
 
 def _read_checkpoint(folder: Path) -> Checkpoint | None:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from infra.config.keys import key12
-from infra.drafter.checkpoint import read_config, verify_config
+from infra.drafter.checkpoint import verify_config
 from infra.drafter.job import REPOSITORY, TrainJob, trainer_arguments
 from infra.drafter.verifier import write_verifier
+from infra.engines.draft import read_config
 from infra.errors import TrainingError
 from infra.machine.logtail import last_lines
 from infra.machine.processes.guarded import Guarded, Spec, clean_environment

@@ -1,4 +1,4 @@
-"""What starting an engine takes: the request, one rung's command, and what an engine module must provide."""
+"""What starting an engine takes: the request, one rung's command, and who makes the one of the other."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,14 +7,11 @@ from typing import Literal, Protocol
 
 from infra.config.round import EngineConfig, RungConfig
 from infra.config.settings import Settings
-from infra.engines.client.dialect import Dialect
 from infra.environments.metadata import installed
 from infra.errors import EngineError
 from infra.targets.target import Target
 
 Profile = Literal["generate", "extract", "bench"]
-MLA_FAMILIES = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"})
-"""Families (``model_type``) with latent attention, which engines cannot run or capture everywhere."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +57,12 @@ class Launch:
     served_name: str
 
 
-class Engine(Protocol):
-    """What a module ``infra.engines.<name>`` provides as its ``ENGINE``."""
+class Launcher(Protocol):
+    """The part of an engine that starts it and reads its log."""
 
     @property
     def name(self) -> str:
         """As rounds and reports name it."""
-        ...
-
-    @property
-    def dialect(self) -> Dialect:
-        """What its server's API understands."""
         ...
 
     def version(self, device: str, settings: Settings) -> str:
@@ -105,6 +97,17 @@ class Engine(Protocol):
             EngineError: it does not say.
         """
         ...
+
+
+def staging_of(request: LaunchRequest) -> Path:
+    """The folder that an extract server writes to.
+
+    Raises:
+        EngineError: none was asked for.
+    """
+    if request.staging is None:
+        raise EngineError("an extract server was asked for without a staging folder")
+    return request.staging
 
 
 def installed_version(python: Path, distributions: Sequence[str], environment: str) -> str:

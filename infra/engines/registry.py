@@ -1,36 +1,31 @@
 """The engines that a round can name, and starting one: the one entry point, whichever engine it is.
 
-A new engine is a folder ``infra/engines/<name>/`` whose ``engine.py`` has an ``ENGINE`` that satisfies :class:`Engine`,
-and a line in :data:`ENGINES`.
+What an engine must say of itself is in :mod:`infra.engines.engine`.
 """
 
 from importlib import import_module
 from typing import cast
 
+from infra.config.round import ENGINES, EngineName
 from infra.config.settings import Settings
-from infra.engines.launch import Engine, Launch, LaunchRequest, Profile
+from infra.engines.engine import Engine
+from infra.engines.launch import Launch, LaunchRequest, Profile
 from infra.engines.server.server import Server
 from infra.environments.descriptions import LOCKS, describe, pins
 from infra.errors import EngineError, EnvironmentBuildError
 
 __all__ = [
-    "ENGINES",
     "Engine",
     "Launch",
     "LaunchRequest",
     "Profile",
     "Server",
+    "as_trained",
     "engine_version",
     "find_engine",
     "planned_version",
     "start",
 ]
-
-ENGINES = {
-    "vllm": "infra.engines.vllm.engine",
-    "sglang": "infra.engines.sglang.engine",
-}
-"""Where each engine's ``ENGINE`` is; imported when it is first asked for."""
 
 
 def find_engine(name: str) -> Engine:
@@ -41,7 +36,12 @@ def find_engine(name: str) -> Engine:
     """
     if name not in ENGINES:
         raise EngineError(f"there is no engine {name!r}", expected=f"one of {', '.join(ENGINES)}")
-    return cast(Engine, import_module(ENGINES[name]).ENGINE)
+    return cast(Engine, import_module(f"infra.engines.{name}.engine").ENGINE)
+
+
+def as_trained() -> list[EngineName]:
+    """The engines that load a draft as the trainer writes it."""
+    return [name for name in ENGINES if find_engine(name).layout is None]
 
 
 def start(engine: str, request: LaunchRequest, settings: Settings) -> Server:

@@ -27,7 +27,7 @@ NORM_ERROR = 0.02
 """Most that our norm of the reference's tap L may differ from the target's own (bfloat16: 0.004)."""
 
 REMEDIES = {
-    "ids": "correct the row of this engine, version and family in infra/engines/layer_ids.py, and see that no rung of "
+    "ids": "correct the row of this version and family in infra/engines/<engine>/layer_ids.py, and see that no rung of "
     "the ladder sets ids of its own",
     "order": "the engine joins its layers in another order than it was given: see how its plugin or connector does it",
     "norm": "store the last layer's output before the norm, or what the norm gave divided by its weight",

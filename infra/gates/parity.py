@@ -161,7 +161,7 @@ def tap_fault(found: Parity, tap: TapParity) -> str:
 
 
 REMEDIES = {
-    "offset": "correct that engine's row in infra/engines/layer_ids.py for this family and version",
+    "offset": "correct the row of this family and version in that engine's layer_ids.py (infra/engines)",
     "order": "that engine gives its taps in another order: correct how its states are joined",
     "norm": "that engine's final state must be stored before the norm, or divided by the norm's weight",
 }

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.config.round import ENGINES
 from infra.machine.disk import SHARED_MEMORY
 from infra.machine.processes.guard import this_place, write_private
 from infra.machine.processes.records import SUFFIX, trees
 
 NOTE = ".shm.json"
-PREFIXES = ("psm_", "nccl-", "torch_", "sem.", "vllm", "sglang", "__KMP_REGISTERED_LIB_")
-"""What engines, NCCL, torch, OpenMP and Python's multiprocessing call their segments; others are never touched."""
+PREFIXES = ("psm_", "nccl-", "torch_", "sem.", "__KMP_REGISTERED_LIB_", *ENGINES)
+"""What NCCL, torch, OpenMP, Python's multiprocessing and engines (by their names) call their segments; no other is
+touched."""
 
 
 @dataclass(frozen=True)

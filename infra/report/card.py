@@ -1,10 +1,10 @@
 """The model card (README.md) that is published beside a draft. It names no path of the machine that made it."""
 
-import json
 import re
 
 import yaml
 
+from infra.engines.registry import as_trained, find_engine
 from infra.errors import ConfigError
 from infra.report.markdown import acceptance_table, speed_table, verdict
 from infra.report.wording import cell, percent, table
@@ -12,22 +12,20 @@ from infra.results import Report
 
 LOCAL_PATH = re.compile(r"file://\S*|(?<![\w.:/<])~?/[\w.-]+[\w./-]*")
 """An absolute path or one below a home folder."""
-NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
-LIBRARIES = {"vllm": "speculators", "sglang": "sglang"}
 
 
 def cards(result: Report, source: str = "") -> dict[str, str]:
     """The card of each published layout, by engine; raises as :func:`card`."""
-    return {layout.engine: card(result, source, layout.engine) for layout in result.layouts if layout.published}
+    return {layout.engine: card(result, layout.engine, source) for layout in result.layouts if layout.published}
 
 
-def card(result: Report, source: str = "", engine: str = "vllm") -> str:
+def card(result: Report, engine: str, source: str = "") -> str:
     """The card of a draft in one engine's layout.
 
     Args:
         result: the finished round.
+        engine: the engine that loads the layout.
         source: where the target comes from, as in the round's ``target.source``.
-        engine: the engine that loads the layout, ``vllm`` or ``sglang``.
 
     Raises:
         ConfigError: a text of the round would put a path of this machine into the card.
@@ -39,8 +37,8 @@ def card(result: Report, source: str = "", engine: str = "vllm") -> str:
         f"An EAGLE-3 draft model for **{base}**: a small model that proposes tokens, which the target checks in one "
         "step, so that one step yields several tokens. The target's answers stay its own.",
         "## Serve it",
-        f"Put this folder beside the target and start {NAMES[engine]} with both:",
-        f"```sh\n{serve_command(result, base, engine)}\n```",
+        f"Put this folder beside the target and start {find_engine(engine).title} with both:",
+        f"```sh\n{find_engine(engine).serve_command(base, result.draft, result.evaluation.drafts)}\n```",
         f"Here `{result.draft}` is this folder. The figures below were taken with "
         f"{result.evaluation.engine} {result.evaluation.engine_version}.",
         _layouts(result, engine),
@@ -75,30 +73,18 @@ def base_model(target: str, source: str) -> str:
     return target
 
 
-def serve_command(result: Report, base: str, engine: str = "vllm") -> str:
-    """The command that serves the target with this draft."""
-    drafts = result.evaluation.drafts
-    if engine == "sglang":
-        return (
-            f"python -m sglang.launch_server --model-path {base} --speculative-algorithm EAGLE3 "
-            f"--speculative-draft-model-path {result.draft} --speculative-num-steps {drafts} "
-            f"--speculative-eagle-topk 1 --speculative-num-draft-tokens {drafts + 1}"
-        )
-    speculative = {"method": "eagle3", "model": result.draft, "num_speculative_tokens": drafts}
-    return f"vllm serve {base} --speculative-config '{json.dumps(speculative)}'"
-
-
 def _layouts(result: Report, engine: str) -> str:
     """Which engine versions the folder is for, and what there is for the other engine."""
     sentences = []
     for layout in result.layouts:
+        title = find_engine(layout.engine).title
         if layout.engine != engine:
             where = f"in the folder `{layout.engine}` beside this one" if layout.published else "not published: "
-            sentences.append(f"The draft in {NAMES[layout.engine]}'s layout is {where}{layout.why_not.rstrip('.')}.")
+            sentences.append(f"The draft in {title}'s layout is {where}{layout.why_not.rstrip('.')}.")
         elif layout.made_for:
             ids, taps = (", ".join(map(str, numbers)) for numbers in (layout.layer_ids, result.taps))
             sentences.append(
-                f"The layer ids {ids} in its `config.json` were made for {NAMES[engine]} {layout.made_for} and mean "
+                f"The layer ids {ids} in its `config.json` were made for {title} {layout.made_for} and mean "
                 f"taps {taps} in {layout.holds_for}; a version that numbers layers otherwise would feed the draft "
                 "others."
             )
@@ -108,7 +94,7 @@ def _layouts(result: Report, engine: str) -> str:
 def _front_matter(base: str, engine: str) -> str:
     fields = {
         "base_model": base,
-        "library_name": LIBRARIES[engine],
+        "library_name": find_engine(engine).library,
         "pipeline_tag": "text-generation",
         "tags": ["eagle3", "speculative-decoding", "speculators", engine],
     }
@@ -129,7 +115,8 @@ def _training(result: Report) -> str:
 
 
 def _provenance(result: Report, base: str, engine: str) -> list[dict[str, str]]:
-    label = "sha256 of" if engine == "vllm" else "made from vLLM's layout, sha256 of"
+    plain = " and ".join(f"{find_engine(name).title}'s" for name in as_trained())
+    label = "sha256 of" if engine in as_trained() else f"made from {plain} layout, sha256 of"
     facts = {
         "target": f"{base}, revision {result.target_revision} (hash of config, tokenizer, template and weight headers)",
         "taps": f"{', '.join(map(str, result.taps))} (tap k: the residual stream that enters decoder layer k, from 0)",

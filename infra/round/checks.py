@@ -17,10 +17,10 @@ from infra.config.round import EngineName, RoundConfig, TargetShape
 from infra.config.settings import Settings
 from infra.drafter.job import TrainJob
 from infra.drafter.opening import planned_draft
-from infra.drafter.sglang_format import inexpressible
 from infra.drafter.trainer import check_devices
-from infra.engines.limits import Use, beyond
-from infra.engines.registry import planned_version
+from infra.engines.engine import Use
+from infra.engines.limits import beyond
+from infra.engines.registry import as_trained, find_engine, planned_version
 from infra.errors import ConfigError, Eagle3Error, EngineError, MissingTarget, TrainingError
 from infra.targets.final_norm import check_final_norm, read_final_norm
 from infra.targets.target import Target, open_target, read_json
@@ -107,7 +107,7 @@ def engines_can(asked: Asked) -> Iterator[str]:
             continue
         yield from beyond(
             Use(
-                engine=engine,
+                engine=find_engine(engine),
                 version=version,
                 config=config.engines[engine],
                 name=config.target.name,
@@ -121,7 +121,7 @@ def engines_can(asked: Asked) -> Iterator[str]:
 
 
 def final_norm_is_known(asked: Asked) -> Iterator[str]:
-    """The capture gate, and what SGLang's final states are turned into, need the target's final norm."""
+    """The capture gate, and an engine that gives the final state after it, need the target's final norm."""
     try:
         if asked.target is None:
             check_final_norm(asked.config.target.name, asked.shape.family)
@@ -184,13 +184,15 @@ def trainer_opens_target(asked: Asked) -> Iterator[str]:
         yield str(asked.draft)
 
 
-def sglang_reads_draft(asked: Asked) -> Iterator[str]:
-    """vLLM loads the draft as the trainer writes it; SGLang's layout cannot express everything."""
-    if not asked.serves or asked.config.serve_with != "sglang" or isinstance(asked.draft, Eagle3Error):
+def engine_reads_draft(asked: Asked) -> Iterator[str]:
+    """An engine that does not load the draft as the trainer writes it has a layout that cannot express everything."""
+    layout = find_engine(asked.config.serve_with).layout
+    if not asked.serves or layout is None or isinstance(asked.draft, Eagle3Error):
         return
     with suppress(EngineError):  # other checks say so
-        if reason := inexpressible(asked.draft, asked.version("sglang")):
-            yield f"{reason}. To mend it: set serve_with: vllm, train without it, or install another version"
+        if reason := layout.inexpressible(asked.draft, asked.version(asked.config.serve_with)):
+            others = " or ".join(as_trained())
+            yield f"{reason}. To mend it: set serve_with: {others}, train without it, or install another version"
 
 
 def draft_heads_divide(asked: Asked) -> Iterator[str]:
@@ -215,7 +217,7 @@ CHECKS: tuple[Callable[[Asked], Iterable[str]], ...] = (
     draft_vocabulary_fits,
     training_devices_can,
     trainer_opens_target,
-    sglang_reads_draft,
+    engine_reads_draft,
     draft_heads_divide,
 )
 

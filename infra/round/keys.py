@@ -3,13 +3,10 @@
 from dataclasses import dataclass, fields
 
 from infra.config.keys import decisive, key12
-from infra.config.round import RoundConfig
+from infra.config.round import ENGINES, RoundConfig
 
 FORMAT = 1
 """Raised when the code of a step changes what it writes, so that old results are not taken for new ones."""
-
-LAYOUTS = ("vllm", "sglang")
-"""What is published of a draft; another layout publishes it anew and redoes nothing else."""
 
 
 @dataclass(frozen=True)
@@ -78,5 +75,5 @@ def step_keys(config: RoundConfig, inputs: Inputs) -> StepKeys:
         # How it is launched decides how fast it serves.
         ladder=[rung.model_dump() for rung in config.engines[config.serve_with].ladder],
     )
-    published = key12(eval=evaluation, target=config.target.name, layouts=LAYOUTS)
+    published = key12(eval=evaluation, target=config.target.name, layouts=ENGINES)
     return StepKeys(answers, samples, hidden, draft, evaluation, published, key12(published=published))

@@ -11,14 +11,12 @@ from infra.config.round import EngineConfig, EngineName
 from infra.engines.client.client import Client, EngineSilent
 from infra.engines.client.extraction import Extractor
 from infra.engines.client.flights import Flights
-from infra.engines.layer_ids import engine_layer_ids
 from infra.engines.registry import LaunchRequest, Profile, Server, find_engine, start
 from infra.engines.server.notice import Notice, OnNotice, What
 from infra.engines.server.watch import Watch
 from infra.errors import EngineError
 from infra.machine.logtail import last_lines
 from infra.round.context import Round
-from infra.targets.final_norm import read_final_norm
 
 LOG_LINES = 6
 DEATH_SHOWS_SECONDS = 3.0
@@ -111,7 +109,7 @@ class Serving:
                 self.stop()  # another attempt starts a fresh one, at the ladder's top
                 raise
             self.seconds_to_ready.append(server.started_seconds)
-            self._client = Client(server.base_url, timeout=timeout, dialect=find_engine(self.engine).dialect)
+            self._client = Client(server.base_url, find_engine(self.engine).dialect, timeout)
         return self._client
 
     def watched(self, timeout: float, on_progress: Callable[[str], None] | None = None) -> Client:
@@ -161,18 +159,10 @@ class Serving:
             self._tell_hang()
 
     def extractor(self, timeout: float, on_progress: Callable[[str], None] | None = None) -> Extractor:
-        """The extraction side of the live server, which is watched; SGLang's plugin has proved itself in it."""
+        """The extraction side of the live server, which is watched."""
         client = self.watched(timeout, on_progress)
-        target, taps = self.round.target, self.round.config.extract.taps
-        shape = target.shape
-        if self.engine != "sglang":
-            return Extractor(client, self.staging, taps, shape.hidden_size)
-        version = self.round.versions[self.engine]
-        ids = engine_layer_ids(self.engine, version, shape.family, taps, shape.layers)
-        norm = read_final_norm(target)
-        extractor = Extractor(client, self.staging, taps, shape.hidden_size, final_norm=norm, layer_ids=ids)
-        extractor.prove()
-        return extractor
+        engine, version = find_engine(self.engine), self.round.versions[self.engine]
+        return engine.extractor(client, self._request, version)
 
     @property
     def server(self) -> Server | None:

@@ -5,6 +5,7 @@ from contextlib import suppress
 from infra.config.round import RoundConfig
 from infra.config.settings import Settings
 from infra.disk.retention import is_published
+from infra.engines.registry import find_engine
 from infra.errors import StoreError
 from infra.round.context import Round
 from infra.store.hidden import ShardPlan, plan_shards, state_bytes_per_token, verify_shard
@@ -19,7 +20,7 @@ def states_meta(round_: Round) -> StatesMeta:
     engine = round_.config.extract.engine
     return StatesMeta(
         taps=round_.config.extract.taps,
-        final="pre_norm" if engine == "vllm" else "unit_rms",
+        final=find_engine(engine).final_slot,
         dtype="bf16",
         hidden_size=round_.target.shape.hidden_size,
         engine=engine,

@@ -1,14 +1,14 @@
 """What a round would need: samples, tokens, disk, memory, time, and what is done already."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from infra.config.round import RoundConfig, TargetShape
+from infra.config.round import ENGINES, RoundConfig, TargetShape
 from infra.data.prompt import Prompt
 from infra.disk.room import Place, Room, places, room_gate, rooms
-from infra.engines.registry import planned_version
+from infra.engines.registry import find_engine, planned_version
 from infra.errors import ConfigError, EngineError, EnvironmentBuildError, GateError, MissingTarget
 from infra.machine.host import folder_bytes, memory_available
 from infra.round.checks import draft_by_round
@@ -98,7 +98,7 @@ def make_plan(round_: Round, only: Collection[str] = ()) -> Plan:
     tokens = prompt_tokens + answer_tokens
     token_bytes = state_bytes_per_token(config.extract.taps, shape.hidden_size)
     keys, done = _keys(round_, notes)
-    notes += [_layouts(round_, shape), *sampling_notes(round_)]
+    notes += [*_layouts(round_, shape), *sampling_notes(round_)]
     every = _steps(round_, shape, rates, keys, done, samples, prompt_tokens, answer_tokens)
     steps = [step for step in every if not only or step.step in only]
     memory = memory_needed(config, shape, samples, *draft_size(config, shape))
@@ -217,16 +217,19 @@ def _keys(round_: Round, notes: list[str]) -> tuple[dict[str, str], set[str]]:
         return {}, set()
 
 
-def _layouts(round_: Round, shape: TargetShape) -> str:
-    """Which layer ids the taps are for SGLang, by the version that the round uses, else the newest one known."""
-    config, version = round_.config, None
-    with suppress(EngineError):  # the checks say so
-        if "sglang" in config.used_engines:
-            version = planned_version("sglang", config.engines["sglang"].device, round_.settings)
-    target = None
+def _layouts(round_: Round, shape: TargetShape) -> Iterator[str]:
+    """Which layer ids the taps are for engines with a layout of their own: in the round's version, else the newest."""
+    config, target = round_.config, None
     with suppress(MissingTarget):
         target = round_.target
-    return layout_note(config.extract.taps, shape, version, draft_by_round(config, target), target)
+    for name in ENGINES:
+        version = None
+        with suppress(EngineError):  # the checks say so
+            if name in config.used_engines:
+                version = planned_version(name, config.engines[name].device, round_.settings)
+        note = layout_note(name, config.extract.taps, shape, version, draft_by_round(config, target), target)
+        if note is not None:
+            yield note
 
 
 def _steps(
@@ -246,7 +249,10 @@ def _steps(
     if config.train.max_steps is not None:
         train_tokens = min(train_tokens, config.train.max_steps * config.train.sequence_tokens)
     starts, live = _served(config, answer_tokens / max(1, samples))
-    published = BF16_BYTES * (2 * stored - shape.vocab_size * shape.hidden_size)  # SGLang's is without the embedding
+    engines = [find_engine(name) for name in ENGINES]
+    titles = " and in ".join(f"{engine.title}'s" for engine in engines)
+    plain = sum(engine.layout is not None and not engine.layout.embeds for engine in engines)  # without embedding
+    published = BF16_BYTES * (len(engines) * stored - plain * shape.vocab_size * shape.hidden_size)
     training = training_disk(config, shape, tokens)
     checkpoints = training - BF16_BYTES * stored
     # Of the files that the engine stages, as many are there at once as there are requests in flight.
@@ -263,7 +269,7 @@ def _steps(
             f"{config.train.epochs} epochs, {stored / 1e6:.0f}M parameters",
         ),
         ("eval", starts * rates.start_seconds + live / rates.serve_tokens, 1 << 16, 0, f"{live:,} tokens served"),
-        ("published", 2.0, published, 0, "the draft in vLLM's and in SGLang's layout"),
+        ("published", 2.0, published, 0, f"the draft in {titles} layout"),
         ("report", 5.0, 1 << 19, 0, "report.md and figures"),
     )
     steps = []

@@ -7,7 +7,7 @@ from pathlib import Path
 from infra.errors import StoreError
 from infra.results import Report
 from infra.round.context import Round
-from infra.round.layouts import draft_folder, sglang_draft
+from infra.round.layouts import draft_folder, draft_for
 from infra.round.publication import PUBLICATION, Publication, published_prefix
 
 
@@ -26,10 +26,11 @@ def publish(round_: Round, report: Report, cards: Mapping[str, str]) -> str:
         if not layout.published:
             round_.store.delete_tree(f"{prefix}/{layout.engine}")  # of an earlier version of the engine
             continue
-        if layout.engine == "sglang":
-            parts = sorted(sglang_draft(round_, draft).iterdir())
-        else:
+        made = draft_for(round_, layout.engine, draft)
+        if made == draft:
             parts = [_checked(draft / name, digest) for name, digest in report.training.files.items()]
+        else:
+            parts = sorted(made.iterdir())
         files |= {f"{layout.engine}/{path.name}": path for path in parts}
         files[f"{layout.engine}/README.md"] = cards[layout.engine].encode()
     for name, data in files.items():

@@ -53,7 +53,7 @@ class FinalNorm:
             raise ConfigError(
                 f"{zeros} weights of the target's final norm are zero: what it normed cannot be told from its output",
                 expected="an engine that gives the final state before the norm",
-                fix="extract with vllm",
+                fix="extract with such an engine",
             )
 
 

@@ -19,6 +19,7 @@ from flows.eagle3 import eagle3
 from flows.parity import EngineChoice, parity
 from infra.config.round import EngineName, RoundConfig, RungConfig
 from infra.config.settings import Settings
+from infra.engines.engine import Engine
 from infra.engines.launch import Launch, LaunchRequest
 from infra.engines.reference.process import ReferenceUnavailable
 from infra.engines.sglang import engine as sglang
@@ -39,10 +40,14 @@ VARIABLE = "EAGLE3_ENV_{}_CPU"
 
 
 class VersionedEngine(StandInEngine):
-    """Has the version, and plants the launch arguments, that files in its environment's folder name."""
+    """Has the version, and plants the launch arguments, that files in its environment's folder name.
 
-    def __init__(self, variable: str) -> None:
+    What the engine in whose place it is can number and do stays.
+    """
+
+    def __init__(self, variable: str, place_of: Engine) -> None:
         self._variable = variable
+        self.numbering, self.limits, self.wrappers = place_of.numbering, place_of.limits, place_of.wrappers
 
     def version(self, device: str, settings: Settings) -> str:
         return self._note("version") or super().version(device, settings)
@@ -60,8 +65,8 @@ class VersionedEngine(StandInEngine):
 @pytest.fixture(autouse=True)
 def _versioned(monkeypatch: pytest.MonkeyPatch) -> None:
     for engine in (vllm, sglang):
-        name = engine.__name__.split(".")[-2]
-        monkeypatch.setattr(engine, "ENGINE", VersionedEngine(VARIABLE.format(name.upper())))
+        variable = VARIABLE.format(engine.ENGINE.name.upper())
+        monkeypatch.setattr(engine, "ENGINE", VersionedEngine(variable, engine.ENGINE))
 
 
 @pytest.fixture

@@ -21,15 +21,16 @@ from standin.training import random_trainee
 from deployments.cli.app import main
 from infra.config.load import load_round
 from infra.config.settings import Settings
-from infra.drafter.checkpoint import publishable, read_config
+from infra.drafter.checkpoint import publishable
 from infra.drafter.opening import planned_draft
-from infra.drafter.sglang_format import write_sglang
 from infra.drafter.trainer import train
-from infra.engines.layer_ids import taps_of
+from infra.engines.draft import read_config
 from infra.engines.limits import wrapper_fault
+from infra.engines.registry import find_engine
+from infra.engines.sglang.draft import write_sglang
+from infra.engines.sglang.layer_ids import NUMBERING
 from infra.machine.gpus.readings import GpuReport
 from infra.round.checks import refusals
-from infra.round.layouts import sglang_numbers
 from infra.round.preflight import faults
 from infra.targets.target import open_target
 
@@ -198,12 +199,13 @@ def test_an_accepted_kind_is_trained_and_published_in_both_layouts(
     assert read_config(plain)["eagle_aux_hidden_state_layer_ids"] == list(taps_for(name))
     assert str(tmp_path) not in (plain / "config.json").read_text()
     if not TRAINED[name]:
-        assert wrapper_fault("sglang", target) is not None
+        assert wrapper_fault(find_engine("sglang"), target) is not None
         return
-    out = write_sglang(plain, tmp_path / "sglang", sglang_numbers(taps_for(name), target.shape, None))
+    out = write_sglang(plain, tmp_path / "sglang", NUMBERING.numbers(taps_for(name), target.shape, None))
     said = json.loads((out / "eagle3.json").read_text())
     held = said["layer_ids_hold_for"]
     with capsys.disabled():
         print(f"\n| {name} | trained 2 steps | SGLang's layout holds for {held['since']} to {held['until']} |")
     assert f"{held['since']} to {held['until']}" == TRAINED[name]
-    assert taps_of("sglang", held["since"], target.shape.family, said["layer_ids"], 4) == taps_for(name)
+    rule = NUMBERING.find_rule(held["since"], target.shape.family)
+    assert rule.taps(said["layer_ids"], 4) == taps_for(name)

@@ -20,7 +20,7 @@ def main() -> None:
     from flows.eagle3 import eagle3
     from infra.config.load import build_round
 
-    vllm.ENGINE = StandInEngine()  # type: ignore[assignment]
+    vllm.ENGINE = StandInEngine()
     if "STANDIN_BLIND_GUARD" in os.environ:
         DiskGuard.before = lambda self, what, **needs: None  # type: ignore[method-assign]
     eagle3(build_round(json.loads(Path(sys.argv[1]).read_text())))

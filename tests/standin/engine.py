@@ -10,17 +10,16 @@ import httpx
 from infra.config.round import RungConfig
 from infra.config.settings import Settings
 from infra.engines.launch import Launch, LaunchRequest
-from infra.engines.vllm.dialect import VllmDialect
+from infra.engines.vllm.engine import Vllm
 
 SERVER = Path(__file__).with_name("server.py")
 VERSION = "0.32.0"
 
 
-class StandInEngine:
-    """Launches ``server.py``; its version is ``STANDIN_VERSION``, so that a test can change it."""
+class StandInEngine(Vllm):
+    """Launches ``server.py``; its version is ``STANDIN_VERSION``, so that a test can change it. All else is vLLM's."""
 
     name = "standin"
-    dialect = VllmDialect()
 
     def version(self, device: str, settings: Settings) -> str:
         """One whose layers are known, so that it is let through where the engine in whose place it is would be."""

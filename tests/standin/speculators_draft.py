@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from infra.drafter.sglang_format import LayerNumbers
+from infra.engines.layer_ids import LayerNumbers
 
 HIDDEN, WIDE, VOCABULARY, PROPOSED = 16, 24, 40, 12
 NUMBERS = LayerNumbers("0.5.23", "0.5.14", "0.5.23", taps=(2, 15, 27), ids=(1, 14, 26))

@@ -19,10 +19,10 @@ from infra.round.checks import (
     Asked,
     draft_by_round,
     draft_heads_divide,
+    engine_reads_draft,
     engines_can,
     head_is_stored_or_tied,
     refusals,
-    sglang_reads_draft,
     trainer_opens_target,
 )
 from infra.round.layouts import layout_note
@@ -79,7 +79,7 @@ def asked(config: RoundConfig, settings: Settings, target: Target) -> Asked:
 
 def without_trainer(what: Asked) -> list[str]:
     """What every check says but those that want the trainer's own opening (tests/live/test_target_kinds.py)."""
-    checks = [check for check in CHECKS if check not in (trainer_opens_target, sglang_reads_draft, draft_heads_divide)]
+    checks = [check for check in CHECKS if check not in (trainer_opens_target, engine_reads_draft, draft_heads_divide)]
     return [said for check in checks for said in check(what)]
 
 
@@ -225,7 +225,8 @@ def test_sglang_extracts_no_states_through_a_norm_with_zero_weights(settings: Se
 def test_the_plan_says_for_which_versions_sglangs_layout_will_hold(tmp_path: Path, name: str, said: str) -> None:
     target = tiny(tmp_path / "target", case(name))
     config = a_round("smoke", target.shape, {"extract.taps": [2, 3], "prepare.draft_vocab_size": 128})
-    note = layout_note((2, 3), target.shape, None, draft_by_round(config, target), target)
+    note = layout_note("sglang", (2, 3), target.shape, None, draft_by_round(config, target), target)
+    assert note is not None
     assert said in note
 
 

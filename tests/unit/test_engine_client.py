@@ -20,8 +20,10 @@ from standin.waiting import wait_for
 from infra.config.round import GenerateConfig
 from infra.engines.client.bench import looping, percentile, run, summary, warm_up
 from infra.engines.client.client import Client, EngineSilent, RequestRefused, Sampling
-from infra.engines.client.counters import SpecCounters, parse_spec_counters, parse_token_total
+from infra.engines.client.counters import SpecCounters, parse_token_total
 from infra.engines.client.extraction import ExtractionFault, Extractor
+from infra.engines.vllm.counters import parse_spec_counters
+from infra.engines.vllm.dialect import VllmDialect
 from infra.errors import EngineError
 
 
@@ -34,7 +36,7 @@ def engine() -> Iterator[AnsweringEngine]:
 @pytest.fixture
 def client(engine: AnsweringEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     monkeypatch.setattr("infra.engines.client.client.BACKOFF_SECONDS", 0.001)
-    with Client(engine.url, timeout=10) as talking:
+    with Client(engine.url, VllmDialect(), timeout=10) as talking:
         yield talking
 
 
@@ -99,7 +101,7 @@ def test_lasting_trouble_ends_in_an_engine_error_after_few_tries(
 
 
 def test_closing_the_client_ends_requests_in_flight_at_once(engine: AnsweringEngine) -> None:
-    client = Client(engine.url, timeout=600)
+    client = Client(engine.url, VllmDialect(), timeout=600)
     # It answers after the test.
     engine.answer = lambda payload: (200, completion(payload)) if engine.release.wait() else (500, {})
     faults: list[Exception] = []

@@ -16,6 +16,7 @@ from infra.config.round import RoundConfig
 from infra.engines.client.bench import most_at_once
 from infra.engines.client.client import Client
 from infra.engines.client.flights import Flights
+from infra.engines.vllm.dialect import VllmDialect
 from infra.report import markdown
 from infra.report.figures import throughput_figure
 from infra.results import Evaluation, Measured, Predicted
@@ -77,7 +78,7 @@ class Both:
 
     def __init__(self, config: RoundConfig, engine: AnsweringEngine) -> None:
         self.round = SimpleNamespace(config=config, versions={"vllm": "0.32.0"}, serving=config.engines["vllm"])
-        self.flights, self.client = Flights(), Client(engine.url)
+        self.flights, self.client = Flights(), Client(engine.url, VllmDialect())
 
     def watched(self, timeout: float) -> Client:
         return self.client

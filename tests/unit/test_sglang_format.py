@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from standin import sglang_reader
 from standin.speculators_draft import NUMBERS, PROPOSED, VOCABULARY, draft_config, draft_weights, write_draft
 
-from infra.drafter.sglang_format import inexpressible, write_sglang
+from infra.engines.sglang.draft import inexpressible, write_sglang
 from infra.errors import ConfigError, TrainingError
 
 

@@ -7,11 +7,11 @@ import pytest
 from standin import sglang_releases
 
 from infra.config.version import dotted, read_version
-from infra.engines.layer_ids import RULES, Rule
+from infra.engines.layer_ids import Rule
 from infra.engines.sglang.engine import SINCE, UNTIL
+from infra.engines.sglang.layer_ids import RULES
 
 RELEASES: dict[str, dict[str, Any]] = sglang_releases.recorded()
-OF_SGLANG = [rule for rule in RULES if rule.engine == "sglang"]
 MODEL_FILES = {"deepseek_v3": "deepseek_v2", "kimi_k2": "deepseek_v2"}
 
 
@@ -38,7 +38,7 @@ def test_a_release_has_what_the_plugin_reaches_for(version: str) -> None:
     assert release["the scheduler loads plugins"] is True
 
 
-@pytest.mark.parametrize("rule", OF_SGLANG, ids=lambda rule: f"{rule.families[0]}-{rule.since[2]}")
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.families[0]}-{rule.since[2]}")
 def test_a_row_spans_releases_whose_setter_is_the_same(rule: Rule) -> None:
     for family in rule.families:
         model = MODEL_FILES.get(family, family)

@@ -195,7 +195,7 @@ def serving(settings: Settings) -> Iterator[Callable[[str], tuple[Server, Flight
 
 
 def ask(server: Server, flights: Flights, sample: str) -> None:
-    with Client(server.base_url, timeout=60) as client, flights.of(sample):
+    with Client(server.base_url, VllmDialect(), 60) as client, flights.of(sample):
         client.generate([1, 2, 3], Sampling(max_tokens=3))
 
 

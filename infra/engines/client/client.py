@@ -14,7 +14,6 @@ import httpx
 
 from infra.engines.client.counters import SpecCounters
 from infra.engines.client.dialect import Dialect, Extraction, Generation, RequestRefused, Sampling, check_prompt, ids_of
-from infra.engines.vllm.dialect import VllmDialect
 from infra.errors import EngineError
 
 __all__ = ["Client", "EngineSilent", "Extraction", "Generation", "RequestRefused", "Sampling", "Timed"]
@@ -58,12 +57,12 @@ class Client:
 
     Args:
         base_url: e.g. ``http://127.0.0.1:8000``.
+        dialect: the engine's.
         timeout: longest silence of the server within a request, seconds.
-        dialect: the engine's; vLLM's when none is given.
     """
 
-    def __init__(self, base_url: str, timeout: float = 600.0, dialect: Dialect | None = None) -> None:
-        self._dialect: Dialect = dialect or VllmDialect()
+    def __init__(self, base_url: str, dialect: Dialect, timeout: float = 600.0) -> None:
+        self._dialect = dialect
         self._counted: SpecCounters | None = None
         self._closed = threading.Event()
         self._sockets: set[socket.socket] = set()

@@ -39,29 +39,9 @@ class SpecCounters:
         )
 
 
-_NUMBER = r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)"
-_COUNTER = re.compile(rf"^vllm:spec_decode_num_(\w+?)_total\{{([^}}]*)\}}\s+{_NUMBER}\s*$", re.MULTILINE)
-_POSITION = re.compile(r'position="(\d+)"')
-
-
-def parse_spec_counters(metrics: str) -> SpecCounters | None:
-    """vLLM's counters of speculative decoding in a Prometheus page; None when there are none."""
-    totals: dict[str, int] = {}
-    positions: dict[int, int] = {}
-    for name, labels, value in _COUNTER.findall(metrics):
-        if position := _POSITION.search(labels):
-            positions[int(position.group(1))] = positions.get(int(position.group(1)), 0) + int(float(value))
-        else:
-            totals[name] = totals.get(name, 0) + int(float(value))
-    if "drafts" not in totals:
-        return None
-    by_position = tuple(positions[index] for index in sorted(positions))
-    return SpecCounters(totals["drafts"], totals["draft_tokens"], totals["accepted_tokens"], by_position)
-
-
-_TOKENS = re.compile(
-    rf"^(?:vllm|sglang):(?:prompt|generation)_tokens_total(?:\{{[^}}]*\}})?\s+{_NUMBER}\s*$", re.MULTILINE
-)
+NUMBER = r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)"
+"""A number of a Prometheus page."""
+_TOKENS = re.compile(rf"^\w+:(?:prompt|generation)_tokens_total(?:\{{[^}}]*\}})?\s+{NUMBER}\s*$", re.MULTILINE)
 
 
 def parse_token_total(metrics: str) -> float | None:

@@ -17,7 +17,7 @@ import httpx
 
 from infra.config.round import RungConfig
 from infra.config.settings import Settings
-from infra.engines.launch import Engine, LaunchRequest
+from infra.engines.launch import Launcher, LaunchRequest
 from infra.engines.server.causes import port_was_taken
 from infra.engines.server.evidence import gather
 from infra.engines.server.freed import gpu_memory, wait_freed
@@ -66,7 +66,7 @@ class Server:
         EngineError: the engine cannot do what is asked.
     """
 
-    def __init__(self, engine: Engine, request: LaunchRequest, settings: Settings) -> None:
+    def __init__(self, engine: Launcher, request: LaunchRequest, settings: Settings) -> None:
         self.engine = engine.name
         self.version = engine.version(request.config.device, settings)
         self.purpose = f"{engine.name}-{request.profile}" + ("-draft" if request.draft is not None else "")

@@ -8,22 +8,30 @@ import re
 import secrets
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import httpx
 
 from infra.config.round import RungConfig
 from infra.config.settings import Settings
 from infra.config.version import dotted, read_version
+from infra.engines.client.client import Client
 from infra.engines.client.dialect import Dialect
-from infra.engines.launch import Launch, LaunchRequest, installed_version
-from infra.engines.layer_ids import engine_layer_ids
+from infra.engines.client.extraction import Extractor
+from infra.engines.draft import DraftLayout
+from infra.engines.engine import Engine
+from infra.engines.launch import Launch, LaunchRequest, installed_version, staging_of
 from infra.engines.limits import check_launch
 from infra.engines.server.causes import explain, phase, words_of
 from infra.engines.sglang.capture import LAYER_IDS, PLUGIN, STAGING
 from infra.engines.sglang.dialect import SglangDialect
+from infra.engines.sglang.draft import LAYOUT
+from infra.engines.sglang.layer_ids import NUMBERING
+from infra.engines.sglang.limits import LIMITS, WRAPPERS
 from infra.environments.building import environment_python
 from infra.errors import ConfigError, EngineError
 from infra.machine.host import cpu_count
+from infra.targets.final_norm import read_final_norm
 
 SINCE, UNTIL = (0, 5, 14), (0, 5, 23)
 """First and last version that flags, pages and capture plugin were read for."""
@@ -57,7 +65,14 @@ class Sglang:
     """SGLang's HTTP server."""
 
     name = "sglang"
+    title = "SGLang"
+    library = "sglang"
     dialect: Dialect = SglangDialect()
+    numbering = NUMBERING
+    final_slot: Literal["pre_norm", "unit_rms"] = "unit_rms"
+    wrappers = WRAPPERS
+    limits = LIMITS
+    layout: DraftLayout | None = LAYOUT
 
     def version(self, device: str, settings: Settings) -> str:
         """Version in the environment's metadata; see :class:`~infra.engines.launch.Engine`."""
@@ -75,7 +90,7 @@ class Sglang:
         """Command line and environment; the rung's own flags come last, so that they win."""
         config, target = request.config, request.target
         version = self.version(config.device, settings)
-        check_launch(self.name, version, request)
+        check_launch(self, version, request)
         served_name = f"{target.name}-{secrets.token_hex(4)}"
         python = _python(config.device, settings)
         spare = SPARE_TOKENS + (request.drafts + 1 if request.draft is not None else 0)
@@ -127,6 +142,24 @@ class Sglang:
         except (httpx.HTTPError, KeyError, ValueError, TypeError) as error:
             raise EngineError(f"SGLang at {base_url} does not tell its version: {error}") from error
 
+    def extractor(self, client: Client, request: LaunchRequest, version: str) -> Extractor:
+        """See :class:`~infra.engines.engine.Engine`; our plugin captures, and shows here that it does."""
+        shape = request.target.shape
+        extractor = Extractor(
+            client,
+            staging_of(request),
+            request.taps,
+            shape.hidden_size,
+            final_norm=read_final_norm(request.target),
+            layer_ids=NUMBERING.ids(version, shape.family, request.taps, shape.layers),
+        )
+        extractor.prove()
+        return extractor
+
+    def serve_command(self, target: str, draft: str, drafts: int) -> str:
+        """See :class:`~infra.engines.engine.Engine`."""
+        return " ".join(["python -m sglang.launch_server --model-path", target, *_draft_flags(draft, drafts)])
+
 
 def _cpu_flags(request: LaunchRequest) -> list[str]:
     """The KV cache is no larger than the requests can fill; an idle scheduler leaves the processor to others."""
@@ -150,7 +183,7 @@ def _extract_flags(request: LaunchRequest) -> list[str]:
     return flags
 
 
-def _draft_flags(draft: Path, drafts: int) -> list[str]:
+def _draft_flags(draft: Path | str, drafts: int) -> list[str]:
     """A chain of ``drafts`` tokens; the target also verifies the token before it."""
     return [
         "--speculative-algorithm", "EAGLE3",
@@ -173,7 +206,7 @@ def _environment(request: LaunchRequest, version: str) -> dict[str, str]:
     path: list[Path] = []
     if request.profile == "extract":
         shape = request.target.shape
-        ids = engine_layer_ids("sglang", version, shape.family, request.taps, shape.layers)
+        ids = NUMBERING.ids(version, shape.family, request.taps, shape.layers)
         env |= {STAGING: str(request.staging), LAYER_IDS: json.dumps(list(ids))}
         path.append(PLUGIN)
     if request.config.device == "cpu":
@@ -202,6 +235,6 @@ def _python(device: str, settings: Settings) -> Path:
     return environment_python(f"sglang-{device}", settings.cache_dir)
 
 
-ENGINE = Sglang()
+ENGINE: Engine = Sglang()
 
 __all__ = ["ENGINE", "Sglang"]

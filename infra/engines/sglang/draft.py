@@ -11,14 +11,14 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
 
 from infra.config.version import Version, dotted, read_version
-from infra.drafter.checkpoint import WEIGHTS, read_config, write_draft
+from infra.engines.draft import WEIGHTS, DraftLayout, read_config, write_draft
+from infra.engines.layer_ids import LayerNumbers
 from infra.errors import ConfigError, TrainingError
 
 PROVENANCE = "eagle3.json"
@@ -32,35 +32,6 @@ YARN_MSCALE_SINCE = (0, 5, 16)
 ROPE_TYPES = frozenset({"default", "linear", "dynamic", "llama3", "yarn"})
 
 
-@dataclass(frozen=True)
-class LayerNumbers:
-    """The ids that make an engine feed the draft its taps.
-
-    Args:
-        version: the engine version they were made for.
-        since: first version of the engine that is known to number so.
-        until: last such version.
-        taps: the draft's taps, ascending.
-        ids: the engine's ids for them, in the same order.
-    """
-
-    version: str
-    since: str
-    until: str
-    taps: tuple[int, ...]
-    ids: tuple[int, ...]
-
-    @property
-    def range(self) -> str:
-        """The versions in words."""
-        return self.since if self.since == self.until else f"{self.since} to {self.until}"
-
-    def for_draft(self, config: Mapping[str, Any]) -> "LayerNumbers":
-        """These ids, for the versions that read the rest of the draft's config as it was trained, too."""
-        since = max(read_version(self.since), *needed(config).values(), (0, 0, 0))
-        return replace(self, since=dotted(since))
-
-
 def needed(config: Mapping[str, Any]) -> dict[str, Version]:
     """What of a draft is understood only from a version of SGLang on: what it is -> that version."""
     rope = config.get("transformer_layer_config", {}).get("rope_parameters") or {}
@@ -72,6 +43,11 @@ def needed(config: Mapping[str, Any]) -> dict[str, Version]:
     ):
         found["YaRN with mscale and mscale_all_dim"] = YARN_MSCALE_SINCE
     return found
+
+
+def first_version(config: Mapping[str, Any]) -> Version:
+    """The first version of SGLang that reads all of a draft's config as it was trained."""
+    return max(needed(config).values(), default=(0, 0, 0))
 
 
 def _trained_attention_factor(rope: Mapping[str, Any]) -> float:
@@ -195,7 +171,7 @@ def write_sglang(draft: Path, out: Path, numbers: LayerNumbers) -> Path:
         raise TrainingError(
             f"the draft in {draft} has not the tensors that SGLang loads: {', '.join(sorted(wrong))} missing or unknown"
         )
-    numbers = numbers.for_draft(config)
+    numbers = numbers.from_version(first_version(config))
     texts = {
         "config.json": _json(sglang_config(config, numbers.ids)),
         PROVENANCE: _json(
@@ -238,3 +214,6 @@ def _json(fields: Mapping[str, Any]) -> str:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+LAYOUT = DraftLayout(inexpressible, first_version, write_sglang, embeds=False)
