@@ -35,7 +35,7 @@ def convention(round_: Round, server: Serving, ledger: Ledger, step: Step) -> No
     else:
         tokens = steps.sequences(round_)
         truth = steps.compute_truth(round_, tokens)
-        found = steps.measure(round_, steps.capture(server, tokens, log.info), truth)
+        found = steps.measure(round_, steps.capture(server, tokens), truth)
     text = layers_text(found, stored.parity(round_))
     (log.info if found.reference else log.warning)(text)
     _show(found, text)

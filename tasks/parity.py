@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Sequence
 
-from prefect import get_run_logger, task
+from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from infra.environments.building import using_environment
@@ -43,14 +43,13 @@ def parity(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
         GateError: the two do not compute the same.
     """
     ledger.notes += attempts()
-    log = get_run_logger()
     tokens = steps.sequences(round_)
     server.stop()
     with Serving(round_, "extract", engine=round_.config.serve_with) as serving:
-        other = steps.take(serving, tokens, log.info)
+        other = steps.take(serving, tokens)
         ledger.started(serving)
-    one = steps.take(server, tokens, log.info)
-    found = steps.judge(round_, one, other, log.info)
+    one = steps.take(server, tokens)
+    found = steps.judge(round_, one, other)
     show_parity(found)
     steps.parity_gate(found)
     stored.write_gate(round_, stored.parity_path(round_), found)
@@ -69,7 +68,7 @@ def fit_for_parity(round_: Round, environment: str) -> None:
     """
     settings, target = round_.settings, round_.config.target
     if target.fetch and target.source and not (settings.models_dir / target.name / "config.json").is_file():
-        fetch_target(target, settings.models_dir, settings.cache_dir, get_run_logger().info)
+        fetch_target(target, settings.models_dir, settings.cache_dir)
     with using_environment(steps.environment_of(round_), environment):
         found = faults(round_.config, settings, gpus(), serves=False)
     if found:
@@ -89,7 +88,7 @@ def parity_side(round_: Round, environment: str) -> Side:
         using_environment(steps.environment_of(round_), environment),
         Serving(round_, "extract", engine=round_.config.extract.engine) as serving,
     ):
-        side = steps.take(serving, steps.prompt_sequences(round_), get_run_logger().info)
+        side = steps.take(serving, steps.prompt_sequences(round_))
     shutil.rmtree(round_.scratch)
     return side
 
@@ -105,7 +104,7 @@ def parity_verdict(round_: Round, sides: Sequence[Side]) -> Parity:
         GateError: the two do not compute the same.
     """
     one, other = sides
-    found = steps.judge(round_, one, other, get_run_logger().info)
+    found = steps.judge(round_, one, other)
     show_parity(found)
     steps.parity_gate(found)
     return found

@@ -29,7 +29,7 @@ def preflight(round_: Round, planned: Plan) -> list[str]:
         log.warning(line)
     target = round_.config.target
     if target.fetch and target.source and not (settings.models_dir / target.name / "config.json").is_file():
-        fetch_target(target, settings.models_dir, settings.cache_dir, log.info)
+        fetch_target(target, settings.models_dir, settings.cache_dir)
     report = gpus()
     if not report.present:
         log.info(f"no GPU: {report.reason}")

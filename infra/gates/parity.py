@@ -5,7 +5,8 @@ or a template, training looks fine and acceptance in serving is near nothing. Th
 tokens, one engine after the other, and stops the round unless they agree.
 """
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 
 from infra.config.load import build_round
 from infra.config.round import EngineName, RoundConfig
@@ -19,6 +20,8 @@ from infra.results import Parity, TapParity
 from infra.round.context import Round
 from infra.round.serving import Serving
 
+log = logging.getLogger(__name__)
+
 PARITY = "parity.json"
 ARGMAX_AGREEMENT = 0.95
 """Least share of positions, near-ties apart, at which both final states lead to the same token."""
@@ -27,8 +30,6 @@ STRETCH_FACTOR = 2.0
 """How far the median of one stretch of positions may lie above the bound: it has fewer tokens."""
 REFERENCE_TOKENS = 1024
 """Most tokens that the reference computes; it gives every layer of the target, so it needs memory."""
-
-Say = Callable[[str], None]
 
 
 def alone(config: RoundConfig, engine: EngineName, samples: int) -> RoundConfig:
@@ -80,7 +81,7 @@ def conversations(round_: Round) -> list[list[Message]]:
     return [list(prompt.messages) for prompt in round_.prompts[: round_.config.gates.parity.samples]]
 
 
-def take(serving: Serving, tokens: Sequence[Sequence[int]], say: Say | None = None) -> Side:
+def take(serving: Serving, tokens: Sequence[Sequence[int]]) -> Side:
     """What a server of profile ``extract`` makes of the sequences, several in flight, and of the conversations.
 
     Raises:
@@ -88,7 +89,7 @@ def take(serving: Serving, tokens: Sequence[Sequence[int]], say: Say | None = No
         EngineError: it cannot be reached, fails, or does not tell its tokens.
     """
     round_, config = serving.round, serving.round.config
-    client = serving.ready(config.extract.timeout_seconds, say)
+    client = serving.ready(config.extract.timeout_seconds)
     extractor = serving.extractor(config.extract.timeout_seconds)
     flight = min(config.extract.concurrency, len(tokens))
     send = serving.flights.around(extractor.extract)
@@ -98,16 +99,15 @@ def take(serving: Serving, tokens: Sequence[Sequence[int]], say: Say | None = No
     return Side(f"{serving.engine} {round_.versions[serving.engine]}", states, chats)
 
 
-def judge(round_: Round, one: Side, other: Side, say: Say) -> Parity:
+def judge(round_: Round, one: Side, other: Side) -> Parity:
     """Compare two sides, with the distances between the target's layers where a reference can give them.
 
     Args:
         one: of the engine that extracts.
         other: of the engine that serves.
-        say: told when there is no reference.
     """
     head = Head(round_.target)
-    found = compare(round_.target, round_.config.extract.taps, one, other, _layers(round_, one, head, say), head)
+    found = compare(round_.target, round_.config.extract.taps, one, other, _layers(round_, one, head), head)
     return found.model_copy(update={"tokeniser_fault": _tokeniser_fault(round_, one, other)})
 
 
@@ -179,7 +179,7 @@ def _remedy(found: Parity) -> str:
     return "no layer near by explains it: compare dtype, quantisation and attention backends of the two engines"
 
 
-def _layers(round_: Round, side: Side, head: Head, say: Say) -> Layers | None:
+def _layers(round_: Round, side: Side, head: Head) -> Layers | None:
     mode = round_.config.gates.convention.reference
     if mode == "none":
         return None
@@ -195,7 +195,7 @@ def _layers(round_: Round, side: Side, head: Head, say: Say) -> Layers | None:
         with Reference(round_.target, round_.settings, mode, device, devices, round_.scratch) as reference:
             return Layers([states.hidden for states in reference.states(chosen)], head)
     except ReferenceUnavailable as error:
-        say(f"parity is judged without the distances between layers: {error}")
+        log.info(f"parity is judged without the distances between layers: {error}")
         return None
 
 

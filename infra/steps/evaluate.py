@@ -1,6 +1,7 @@
 """The evaluate step: predict acceptance from held-out states, then measure it where the draft is served."""
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from infra.round.serving import Serving
 from infra.round.states import extracted_samples
 from infra.store.samples import Sample
 
+log = logging.getLogger(__name__)
+
 SERVER_OVERHEAD_BYTES = 4 << 30
 """Memory of a CPU server besides weights: runtime, activations and a 2 GiB KV cache."""
 WARM_UP_PROMPTS = 4
@@ -25,7 +28,6 @@ HELDOUT = "heldout"
 BLOCKS = 4
 LAUNCHES = 2
 """How often ``abba`` launches each server."""
-Say = Callable[[str], None]
 
 
 class ServerLost(EngineError):
@@ -114,7 +116,7 @@ class LiveRuns:
         return self.runs[(name, concurrency, draft)]
 
 
-def measure(round_: Round, plain: Serving, drafted: Serving, sets: Sequence[PromptSet], how: str, say: Say) -> LiveRuns:
+def measure(round_: Round, plain: Serving, drafted: Serving, sets: Sequence[PromptSet], how: str) -> LiveRuns:
     """Serve every prompt set without and with the draft.
 
     Interleaved: both servers are up and blocks of prompts alternate A B B A, one block at a time, so that both see
@@ -134,7 +136,7 @@ def measure(round_: Round, plain: Serving, drafted: Serving, sets: Sequence[Prom
                     for with_draft in (False, True) if number % 2 == 0 else (True, False):
                         done = _serve(servers[with_draft], clients[with_draft], prompt_set, block, concurrency)
                         live.add((prompt_set.name, concurrency, with_draft), done)
-                    say(f"{prompt_set.name} at {concurrency}: block {number + 1}/{len(blocks)} served")
+                    log.info(f"{prompt_set.name} at {concurrency}: block {number + 1}/{len(blocks)} served")
         return live
     for with_draft, half in order:
         serving = drafted if with_draft else plain
@@ -145,7 +147,7 @@ def measure(round_: Round, plain: Serving, drafted: Serving, sets: Sequence[Prom
                 done = _serve(serving, client, prompt_set, blocks[half % len(blocks)], concurrency)
                 live.add((prompt_set.name, concurrency, with_draft), done)
                 what = f"half {half + 1}/{LAUNCHES}" if len(blocks) == LAUNCHES else "all prompts"
-                say(f"{prompt_set.name} at {concurrency}: {what} served, draft: {with_draft}")
+                log.info(f"{prompt_set.name} at {concurrency}: {what} served, draft: {with_draft}")
         serving.stop()
     return live
 

@@ -1,8 +1,9 @@
 """Getting GPUs free for a round: what the policy allows, in its order, and no more than the round lacks."""
 
+import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -19,7 +20,8 @@ from infra.machine.processes.namespaces import whole_table_visible
 from infra.machine.processes.records import Reaped, reap
 from infra.units import size
 
-Say = Callable[[str], None]
+log = logging.getLogger(__name__)
+
 Action = Literal["ended", "not-ended", "waited", "reset", "reset-failed", "reset-refused", "quarantined", "shared"]
 
 POLL_SECONDS = 0.5
@@ -101,7 +103,6 @@ class Clearing:
     policy: GpuConfig
     view: View
     count: int
-    say: Say
     acts: list[Act] = field(default_factory=list)
     _resets: dict[int, float] = field(default_factory=dict)
     _in_vain: set[int] = field(default_factory=set)
@@ -125,7 +126,7 @@ class Clearing:
 
     def _act(self, action: Action, findings: Sequence[Finding], text: str) -> None:
         self.acts.append(Act(action, tuple(finding.gpu.index for finding in findings), text))
-        self.say(text)
+        log.info(text)
 
     def _end_leftovers(self, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
         if not self.policy.end_own:
@@ -176,14 +177,14 @@ class Clearing:
         if not pending or self._enough(found):
             return found
         begin = shown = time.monotonic()
-        self.say(f"waiting for {'; '.join(map(str, pending))}")
+        log.info(f"waiting for {'; '.join(map(str, pending))}")
         while not self._enough(found) and self._waiting(found):
             now = time.monotonic()
             if now - begin >= self.policy.wait_seconds:
                 break
             if now - shown >= PROGRESS_SECONDS:
                 shown = now
-                self.say(f"still waiting after {now - begin:.0f} s: {'; '.join(map(str, self._waiting(found)))}")
+                log.info(f"still waiting after {now - begin:.0f} s: {'; '.join(map(str, self._waiting(found)))}")
             time.sleep(POLL_SECONDS)
             found = self._look()
         seconds = time.monotonic() - begin
@@ -226,7 +227,7 @@ class Clearing:
         if why_not:
             self._act("reset-refused", group, f"did not reset {_names(group)}: {why_not}")
             return
-        self.say(f"resetting {_names(group)}")
+        log.info(f"resetting {_names(group)}")
         begin = time.monotonic()
         if said := reset([finding.gpu for finding in group]):
             self._act("reset-failed", group, f"the reset of {_names(group)} failed: {said}")
