@@ -123,7 +123,7 @@ class Workers:
         """Bring a worker up, beside the test's Prefect server."""
         port = urlsplit(self._api).port
         assert port is not None
-        _, self._worker = bring_up(Settings(), port, detached, print, this_process())
+        _, self._worker = bring_up(Settings(), port, detached, this_process())
 
     def start(self) -> None:
         """Start the round's deployment."""

@@ -1,6 +1,7 @@
 """The command line without a server: what it understands, what it refuses, what it says."""
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -287,7 +288,7 @@ def test_up_leaves_a_busy_server_and_its_runs_alone(
 
 def test_down_cancels_the_runs_of_a_busy_server(busy: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled: list[str] = []
-    monkeypatch.setattr("deployments.stack.cancel_all", lambda api, _say: cancelled.append(api))
+    monkeypatch.setattr("deployments.stack.cancel_all", lambda api: cancelled.append(api))
     assert run("down", monkeypatch=monkeypatch) == 0
     assert cancelled == [busy.api]
     assert [busy.server.alive, busy.worker.alive] == [False, False]
@@ -598,12 +599,15 @@ def test_an_interrupted_build_of_the_commands_own_environment_ends_with_one_line
     assert capsys.readouterr().err == "error: interrupted; nothing is left that counts as built\n"
 
 
-def test_a_long_start_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_start_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from deployments import launch
 
     monkeypatch.setattr(launch, "SAY_SECONDS", 0.3)
-    said: list[str] = []
+    caplog.set_level(logging.INFO)
     log = tmp_path / "server.log"
-    launch._wait(lambda: len(said) >= 2, this_process(), log, "the Prefect server", said.append)
+    launch._wait(lambda: len(caplog.messages) >= 2, this_process(), log, "the Prefect server")
+    said = caplog.messages
     assert said[0].startswith("waiting for the Prefect server (")
     assert str(log) in said[0]
