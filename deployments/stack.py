@@ -14,7 +14,7 @@ from deployments import profile
 from deployments.api import connect, healthy
 from deployments.environment import STACK, api_url
 from deployments.launch import SERVER_WORDS, WORKER_WORDS, bring_up, detached, guarded
-from deployments.record import Record, forget, read_record, running, write_record
+from deployments.record import StackRecord, forget, read_record, running, write_record
 from deployments.upkeep import cancel_all, settle
 from infra.config.settings import Settings
 from infra.errors import ProcessFailed
@@ -28,7 +28,7 @@ ANSWER_SECONDS = 60.0
 """How long a server that runs may take to answer: on a busy machine that is no sign that it is broken."""
 
 
-def up(settings: Settings) -> Record:
+def up(settings: Settings) -> StackRecord:
     """Start server and worker for daily use, or bring what runs up to date.
 
     Raises:
@@ -144,7 +144,7 @@ def _alone(settings: Settings) -> Iterator[None]:
         yield
 
 
-def _answers(record: Record) -> bool:
+def _answers(record: StackRecord) -> bool:
     """Whether the server of ``record`` runs and answers, within ``ANSWER_SECONDS``."""
     begin, said = time.monotonic(), False
     while record.server.alive:
@@ -160,7 +160,7 @@ def _answers(record: Record) -> bool:
     return False
 
 
-def _end_strays(settings: Settings, record: Record | None) -> bool:
+def _end_strays(settings: Settings, record: StackRecord | None) -> bool:
     """End servers and workers of this state folder that no record names: the command that started them was killed.
 
     Only to be called while no other command changes the stack. Returns whether there were any.

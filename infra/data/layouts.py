@@ -71,7 +71,7 @@ def to_prompt(record: Any, answers: Answers) -> tuple[Prompt, list[str]]:
 
 
 @dataclass(frozen=True)
-class _Turn:
+class _RawMessage:
     """A message as the record has it: ``content`` may be anything."""
 
     role: str
@@ -88,7 +88,7 @@ class _Turn:
         return {"role": self.role, "content": self.text()}
 
 
-def _turns(record: Mapping[str, Any], answers: Answers) -> list[_Turn]:
+def _turns(record: Mapping[str, Any], answers: Answers) -> list[_RawMessage]:
     """All messages of a record, without empty system messages."""
     layout = next((name for name in LAYOUTS if _filled(record.get(name))), None)
     if layout is None:
@@ -103,11 +103,11 @@ def _turns(record: Mapping[str, Any], answers: Answers) -> list[_Turn]:
     said = (record.get(name) for name in SYSTEMS)
     system = next((text for text in said if isinstance(text, str) and text.strip()), None)
     if system is not None and all(turn.role != "system" for turn in turns):
-        turns.insert(0, _Turn("system", system))
+        turns.insert(0, _RawMessage("system", system))
     return turns
 
 
-def _said(layout: str, value: Any, record: Mapping[str, Any]) -> list[_Turn]:
+def _said(layout: str, value: Any, record: Mapping[str, Any]) -> list[_RawMessage]:
     value = _decoded(value)
     if layout in TALKS and isinstance(value, str):
         value = _parsed(layout, value)
@@ -115,25 +115,25 @@ def _said(layout: str, value: Any, record: Mapping[str, Any]) -> list[_Turn]:
         value = _by_row(layout, value)
     if isinstance(value, list):
         if layout == "turns" and all(isinstance(_decoded(item), str) or item is None for item in value):
-            return [_Turn("user", item) for item in value]
+            return [_RawMessage("user", item) for item in value]
         if layout in TALKS or any(isinstance(item, Mapping) and _role(item) is not None for item in value):
             return [_turn(item, layout) for item in value]
     if layout in TALKS:
         raise Unusable(f"has `{layout}` that is no list of messages", type(value).__name__)
     extra = record.get("input") if layout == "instruction" else None
     if not _filled(extra):
-        return [_Turn("user", value)]
-    return [_Turn("user", f"{_text(value, 'a question')}\n\n{_text(extra, 'a question')}")]
+        return [_RawMessage("user", value)]
+    return [_RawMessage("user", f"{_text(value, 'a question')}\n\n{_text(extra, 'a question')}")]
 
 
-def _answered(turns: list[_Turn], record: Mapping[str, Any]) -> list[_Turn]:
+def _answered(turns: list[_RawMessage], record: Mapping[str, Any]) -> list[_RawMessage]:
     """The question with the answer that lies in a field of its own."""
     name = next((name for name in ANSWERS if _filled(record.get(name))), None)
     if name is None:
         raise Unusable("has no answer")
     value = _decoded(record[name])
     if isinstance(value, str):
-        return [*turns, _Turn("assistant", value)]
+        return [*turns, _RawMessage("assistant", value)]
     if isinstance(value, Mapping):
         value = _by_row(name, value)
     if not isinstance(value, list):
@@ -161,7 +161,7 @@ def _role(item: Mapping[str, Any]) -> Any:
     return _decoded(item.get("role") or item.get("from"))
 
 
-def _turn(item: Any, layout: str) -> _Turn:
+def _turn(item: Any, layout: str) -> _RawMessage:
     if not isinstance(item, Mapping):
         raise Unusable(f"has `{layout}` with messages that are no objects", type(item).__name__)
     said = _role(item)
@@ -169,7 +169,7 @@ def _turn(item: Any, layout: str) -> _Turn:
     if role is None:
         raise Unusable("has a message of a role that is not known", f"{said!r:.40}")
     content = next((item[name] for name in ("content", "value", "text") if item.get(name) is not None), None)
-    return _Turn(
+    return _RawMessage(
         role=role,
         content=content,
         named=role in ("system", "user") and _filled(item.get("name")),
@@ -179,7 +179,7 @@ def _turn(item: Any, layout: str) -> _Turn:
     )
 
 
-def _asked(turns: list[_Turn], without: list[str]) -> tuple[list[Message], list[str]]:
+def _asked(turns: list[_RawMessage], without: list[str]) -> tuple[list[Message], list[str]]:
     """(system message and first question, later questions); answers are not looked at."""
     opening: list[Message] = []
     asked: list[str] = []
@@ -205,7 +205,7 @@ def _asked(turns: list[_Turn], without: list[str]) -> tuple[list[Message], list[
     return [*opening, {"role": "user", "content": asked[0]}], asked[1:]
 
 
-def _whole(turns: list[_Turn]) -> list[Message]:
+def _whole(turns: list[_RawMessage]) -> list[Message]:
     """The whole conversation: an optional system message, the user, and never two answers in a row."""
     roles = [turn.role for turn in turns]
     spoken = roles[1:] if roles[:1] == ["system"] else roles

@@ -190,15 +190,15 @@ def judge(round_: Round, predicted: Predicted, live: LiveRuns, sets: Sequence[Pr
     )
 
 
-def compared(evaluation: Evaluation) -> tuple[chain.Acceptance, chain.Acceptance]:
+def compared(evaluation: Evaluation) -> tuple[chain.ChainCounts, chain.ChainCounts]:
     """(predicted, live) counts on the same held-out prompts, for the serving gate."""
     live = next(item for item in evaluation.measured if item.prompts == HELDOUT)
     return _counts(evaluation.predicted.acceptance), _counts(live.acceptance)
 
 
-def _counts(acceptance: Acceptance) -> chain.Acceptance:
+def _counts(acceptance: Acceptance) -> chain.ChainCounts:
     accepted = tuple(round(share * acceptance.starts) for share in acceptance.by_position)
-    return chain.Acceptance(acceptance.starts, accepted)
+    return chain.ChainCounts(acceptance.starts, accepted)
 
 
 def shortfalls(round_: Round, evaluation: Evaluation, sets: Sequence[PromptSet]) -> list[str]:
@@ -249,9 +249,9 @@ def _live_acceptance(runs: Sequence[Run], measurement: Measurement, drafts: int,
             expected="counters of speculative decoding",
             fix="read the engine's log: is the draft loaded?",
         )
-    total = chain.Acceptance(counters.drafts, counters.accepted_per_position[:drafts])
+    total = chain.ChainCounts(counters.drafts, counters.accepted_per_position[:drafts])
     parts = [
-        chain.Acceptance(item.pieces, (max(0, len(item.token_ids) - 1 - item.pieces),))
+        chain.ChainCounts(item.pieces, (max(0, len(item.token_ids) - 1 - item.pieces),))
         for single in runs
         for item in single.timed
     ]
@@ -292,7 +292,7 @@ def predict(round_: Round, draft: Path) -> Predicted:
     )
 
 
-def _acceptance(total: chain.Acceptance, parts: Sequence[chain.Acceptance]) -> Acceptance:
+def _acceptance(total: chain.ChainCounts, parts: Sequence[chain.ChainCounts]) -> Acceptance:
     interval = chain.bootstrap(parts)
     return Acceptance(
         length=total.length,

@@ -26,7 +26,7 @@ from deployments.cli.rounds import parse_overrides
 from deployments.environment import STACK, server_environment, worker_environment
 from deployments.launch import SERVER_WORDS
 from deployments.profile import Earlier
-from deployments.record import Record, write_record
+from deployments.record import StackRecord, write_record
 from infra.config.settings import Settings
 from infra.errors import ConfigError, ProcessFailed
 from infra.machine.detached import Detached, find, start_detached, this_process
@@ -256,7 +256,7 @@ class Health(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def busy(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Record]:
+def busy(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[StackRecord]:
     """The record of a server and a worker that run; the server is slow to answer."""
     monkeypatch.setattr(Health, "asked", 0)
     monkeypatch.setenv("PREFECT_PROFILES_PATH", str(settings.state_dir / "profiles.toml"))
@@ -271,7 +271,7 @@ def busy(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Record
 
 
 def test_up_leaves_a_busy_server_and_its_runs_alone(
-    busy: Record, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    busy: StackRecord, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def bring_up(_settings: Any, _port: int, _launch: Any, _say: Any, *given: Any) -> tuple[Any, Any]:
         assert given == (busy.server, busy.worker)
@@ -286,7 +286,7 @@ def test_up_leaves_a_busy_server_and_its_runs_alone(
     assert "the Prefect server is busy: waiting up to 60 s" in capsys.readouterr().err
 
 
-def test_down_cancels_the_runs_of_a_busy_server(busy: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_down_cancels_the_runs_of_a_busy_server(busy: StackRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled: list[str] = []
     monkeypatch.setattr("deployments.stack.cancel_all", lambda api: cancelled.append(api))
     assert run("down", monkeypatch=monkeypatch) == 0
@@ -295,7 +295,7 @@ def test_down_cancels_the_runs_of_a_busy_server(busy: Record, monkeypatch: pytes
 
 
 def test_up_says_that_it_ends_a_server_that_never_answers(
-    busy: Record, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    busy: StackRecord, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Health, "asked", -1000)
     monkeypatch.setattr("deployments.stack.ANSWER_SECONDS", 0.0)
