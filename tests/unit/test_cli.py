@@ -273,7 +273,7 @@ def busy(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[StackR
 def test_up_leaves_a_busy_server_and_its_runs_alone(
     busy: StackRecord, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def bring_up(_settings: Any, _port: int, _launch: Any, _say: Any, *given: Any) -> tuple[Any, Any]:
+    def bring_up(_settings: Any, _port: int, _launch: Any, *given: Any) -> tuple[Any, Any]:
         assert given == (busy.server, busy.worker)
         return busy.server, busy.worker
 
