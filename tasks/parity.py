@@ -46,14 +46,14 @@ def parity(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
     tokens = steps.sequences(round_)
     server.stop()
     with Serving(round_, "extract", engine=round_.config.serve_with) as serving:
-        other = steps.take(serving, tokens)
+        serving_side = steps.take(serving, tokens)
         ledger.started(serving)
-    one = steps.take(server, tokens)
-    found = steps.judge(round_, one, other)
-    show_parity(found)
-    steps.parity_gate(found)
-    stored.write_gate(round_, stored.parity_path(round_), found)
-    step.detail = f"{other.name} against {one.name}, {found.tokens:,} tokens"
+    extracting_side = steps.take(server, tokens)
+    result = steps.judge(round_, extracting_side, serving_side)
+    show_parity(result)
+    steps.parity_gate(result)
+    stored.write_gate(round_, stored.parity_path(round_), result)
+    step.detail = f"{serving_side.name} against {extracting_side.name}, {result.tokens:,} tokens"
 
 
 @task(task_run_name="preflight of {round_.extracting.device} {round_.config.extract.engine}", **STEP)
@@ -70,9 +70,9 @@ def fit_for_parity(round_: Round, environment: str) -> None:
     if target.fetch and target.source and not (settings.models_dir / target.name / "config.json").is_file():
         fetch_target(target, settings.models_dir, settings.cache_dir)
     with using_environment(steps.environment_of(round_), environment):
-        found = faults(round_.config, settings, gpus(), serves=False)
-    if found:
-        raise PreflightError("this machine cannot compare these engines: " + "; ".join(found))
+        lacks = faults(round_.config, settings, gpus(), serves=False)
+    if lacks:
+        raise PreflightError("this machine cannot compare these engines: " + "; ".join(lacks))
 
 
 @task(
@@ -103,18 +103,18 @@ def parity_verdict(round_: Round, sides: Sequence[Side]) -> Parity:
     Raises:
         GateError: the two do not compute the same.
     """
-    one, other = sides
-    found = steps.judge(round_, one, other)
-    show_parity(found)
-    steps.parity_gate(found)
-    return found
+    extracting_side, serving_side = sides
+    result = steps.judge(round_, extracting_side, serving_side)
+    show_parity(result)
+    steps.parity_gate(result)
+    return result
 
 
-def show_parity(found: Parity) -> None:
+def show_parity(result: Parity) -> None:
     """Table and heatmap, whether the gate is content or not."""
-    create_table_artifact(key="parity", table=parity_table(found), description=parity_text(found))
+    create_table_artifact(key="parity", table=parity_table(result), description=parity_text(result))
     create_markdown_artifact(
         key="parity-heatmap",
-        markdown=f"{parity_text(found)}\n\n![Error by tap and position]({data_uri(parity_figure(found))})",
-        description=f"{found.serving} against {found.extracting}",
+        markdown=f"{parity_text(result)}\n\n![Error by tap and position]({data_uri(parity_figure(result))})",
+        description=f"{result.serving} against {result.extracting}",
     )
