@@ -130,7 +130,8 @@ def parity_gate(result: Parity) -> None:
     if faults:
         raise GateError(
             "parity",
-            f"{result.serving} does not compute what {result.extracting} computes for the same {result.tokens:,} tokens: "
+            f"{result.serving} does not compute what {result.extracting} computes for the same "
+            f"{result.tokens:,} tokens: "
             + "; ".join(faults),
             expected="medians within their bounds at every tap",
             fix=_remedy(result),
@@ -138,8 +139,8 @@ def parity_gate(result: Parity) -> None:
     if result.argmax_counted >= ARGMAX_MINIMUM and result.argmax < ARGMAX_AGREEMENT:
         raise GateError(
             "parity",
-            f"the final states of {result.extracting} and {result.serving} lead to the same token at {result.argmax:.1%} "
-            f"of {result.argmax_counted} positions ({result.near_ties} near-ties apart)",
+            f"the final states of {result.extracting} and {result.serving} lead to the same token at "
+            f"{result.argmax:.1%} of {result.argmax_counted} positions ({result.near_ties} near-ties apart)",
             expected=f"at least {ARGMAX_AGREEMENT:.0%}",
             fix="look for differences in weights, dtype or quantisation between the two engines",
         )
