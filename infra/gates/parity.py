@@ -131,8 +131,7 @@ def parity_gate(result: Parity) -> None:
         raise GateError(
             "parity",
             f"{result.serving} does not compute what {result.extracting} computes for the same "
-            f"{result.tokens:,} tokens: "
-            + "; ".join(faults),
+            f"{result.tokens:,} tokens: " + "; ".join(faults),
             expected="medians within their bounds at every tap",
             fix=_remedy(result),
         )
