@@ -33,16 +33,16 @@ def preflight(round_: Round, planned: Plan) -> list[str]:
     report = gpus()
     if not report.present:
         log.info(f"no GPU: {report.reason}")
-    found = faults(round_.config, settings, report, serves=planned.makes_draft)
+    lacks = faults(round_.config, settings, report, serves=planned.makes_draft)
     try:
         plan_gate(round_.config, planned)
     except GateError as error:
-        if not found:
+        if not lacks:
             raise
-        found.append(str(error))
-    if found:
+        lacks.append(str(error))
+    if lacks:
         raise PreflightError(
-            f"this machine cannot run round {round_.config.name}: " + "; ".join(found), fix="mend these and start again"
+            f"this machine cannot run round {round_.config.name}: " + "; ".join(lacks), fix="mend these and start again"
         )
     swept = _sweep(round_)
     for line in swept:
