@@ -1,5 +1,6 @@
 """Starts a Prefect server and a worker, prepares the server, deploys; as detached or as guarded processes."""
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from deployments.automations import ensure_automations, load_automations
 from deployments.catalogue import catalogue
 from deployments.deploy import deploy, parameter_schemas
 from deployments.environment import HOST, POOL, api_url, checkout, server_environment, worker_environment
-from deployments.upkeep import WORKER, Say, ensure_gpu_limit, ensure_pool, settle
+from deployments.upkeep import WORKER, ensure_gpu_limit, ensure_pool, settle
 from infra.config.settings import Settings
 from infra.errors import ProcessFailed
 from infra.machine.detached import start_detached
@@ -21,6 +22,8 @@ from infra.machine.processes.guarded import Guarded, Spec, reap
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+
+log = logging.getLogger(__name__)
 
 SERVER_WORDS = ("-m", "prefect", "server", "start")
 WORKER_WORDS = ("-m", "prefect", "worker", "start")
@@ -51,7 +54,7 @@ Launch = Callable[[str, Sequence[str], dict[str, str], Path], Handle]
 
 
 def bring_up(
-    settings: Settings, port: int, launch: Launch, say: Say, server: Handle | None = None, worker: Handle | None = None
+    settings: Settings, port: int, launch: Launch, server: Handle | None = None, worker: Handle | None = None
 ) -> tuple[Handle, Handle]:
     """A running server and worker with everything deployed; starts what is not given.
 
@@ -63,18 +66,18 @@ def bring_up(
     entries, started = catalogue(root), list[Handle]()
     for item in reap(settings.run_dir):
         if item.ended:
-            say(f"ended {item.record.purpose}, left behind by an earlier command (pids {list(item.ended)})")
+            log.info(f"ended {item.record.purpose}, left behind by an earlier command (pids {list(item.ended)})")
     try:
         if server is None:
-            log = settings.log_dir / "prefect-server.log"
-            say(f"starting the Prefect server on port {port} ...")
-            server = launch("Prefect server", _server_command(port), server_environment(settings, port), log)
+            server_log = settings.log_dir / "prefect-server.log"
+            log.info(f"starting the Prefect server on port {port} ...")
+            server = launch("Prefect server", _server_command(port), server_environment(settings, port), server_log)
             started.append(server)
-        say("reading the flows ...")
+        log.info("reading the flows ...")
         schemas = parameter_schemas(entries, root)
         if started:
-            _wait(lambda: healthy(api), server, log, "the Prefect server", say)
-            say(f"server answers at {api} (pid {server.pid}, {time.monotonic() - begin:.1f} s)")
+            _wait(lambda: healthy(api), server, server_log, "the Prefect server")
+            log.info(f"server answers at {api} (pid {server.pid}, {time.monotonic() - begin:.1f} s)")
         with connect(api) as client:
             ensure_pool(client)
             ensure_gpu_limit(client)
@@ -82,14 +85,14 @@ def bring_up(
             if worker is not None:
                 deploy(client, entries, schemas)
             else:
-                settle(client, say)
-                since, log = datetime.now(UTC), settings.log_dir / "prefect-worker.log"
-                worker = launch("Prefect worker", _worker_command(), worker_environment(settings, api), log)
+                settle(client)
+                since, worker_log = datetime.now(UTC), settings.log_dir / "prefect-worker.log"
+                worker = launch("Prefect worker", _worker_command(), worker_environment(settings, api), worker_log)
                 started.append(worker)
                 deploy(client, entries, schemas)
-                _wait(lambda: _polls(client, since), worker, log, "the worker", say)
-                say(f"worker polls pool {POOL} (pid {worker.pid}, {time.monotonic() - begin:.1f} s)")
-        say(f"{len(entries)} deployments: {', '.join(entry.full_name for entry in entries)}")
+                _wait(lambda: _polls(client, since), worker, worker_log, "the worker")
+                log.info(f"worker polls pool {POOL} (pid {worker.pid}, {time.monotonic() - begin:.1f} s)")
+        log.info(f"{len(entries)} deployments: {', '.join(entry.full_name for entry in entries)}")
     except BaseException:
         for handle in reversed(started):
             handle.stop()
@@ -140,18 +143,18 @@ def _worker_command() -> list[str]:
     return [*command, "--name", WORKER, "--limit", str(WORKER_LIMIT), "--install-policy", "never"]
 
 
-def _wait(ready: Callable[[], bool], process: Handle, log: Path, what: str, say: Say) -> None:
+def _wait(ready: Callable[[], bool], process: Handle, path: Path, what: str) -> None:
     begin = told = time.monotonic()
     deadline = begin + START_SECONDS
     while not ready():
         if time.monotonic() - told >= SAY_SECONDS:
             told = time.monotonic()
-            say(f"waiting for {what} ({told - begin:.0f} s of at most {START_SECONDS:.0f}); its log: {log}")
+            log.info(f"waiting for {what} ({told - begin:.0f} s of at most {START_SECONDS:.0f}); its log: {path}")
         trouble = "" if process.alive else "ended while starting"
         if time.monotonic() > deadline:
             trouble = f"was not ready after {START_SECONDS:.0f} s"
         if trouble:
-            raise ProcessFailed(f"{what} {trouble}; its log {log} ends with:\n{last_lines(log, 15) or '(no log)'}\n")
+            raise ProcessFailed(f"{what} {trouble}; its log {path} ends with:\n{last_lines(path, 15) or '(no log)'}\n")
         time.sleep(0.2)
 
 

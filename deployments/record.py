@@ -13,7 +13,7 @@ from infra.errors import ProcessFailed
 from infra.machine.detached import Detached, this_process
 
 
-class Record(BaseModel):
+class StackRecord(BaseModel):
     """A server and a worker that were started together.
 
     ``mode`` says for whom: ``up`` for daily use, ``round`` for the one run of the command ``owner``.
@@ -43,7 +43,7 @@ class Record(BaseModel):
         self.server.stop()
 
 
-def read_record(settings: Settings) -> Record | None:
+def read_record(settings: Settings) -> StackRecord | None:
     """The stack that was started last, whether or not it still runs; None if it was stopped properly.
 
     Raises:
@@ -51,7 +51,7 @@ def read_record(settings: Settings) -> Record | None:
     """
     file = _file(settings)
     try:
-        return Record.model_validate_json(file.read_bytes()) if file.is_file() else None
+        return StackRecord.model_validate_json(file.read_bytes()) if file.is_file() else None
     except ValidationError as error:
         raise ProcessFailed(
             f"the record of the Prefect server and worker, {file}, is damaged",
@@ -60,7 +60,7 @@ def read_record(settings: Settings) -> Record | None:
         ) from error
 
 
-def running(settings: Settings) -> Record | None:
+def running(settings: Settings) -> StackRecord | None:
     """The stack that runs now."""
     record = read_record(settings)
     return record if record is not None and record.alive else None
@@ -68,10 +68,10 @@ def running(settings: Settings) -> Record | None:
 
 def write_record(
     settings: Settings, mode: Literal["up", "round"], port: int, pids: tuple[int, int], earlier: Earlier | None = None
-) -> Record:
+) -> StackRecord:
     """Remember that server and worker (``pids``) now run."""
     server, worker = (Detached.of(pid) for pid in pids)
-    record = Record(
+    record = StackRecord(
         mode=mode,
         port=port,
         server=server,

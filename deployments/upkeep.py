@@ -1,7 +1,8 @@
 """What a Prefect server must hold before a worker starts, and its unfinished runs when one stops."""
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -13,7 +14,8 @@ from infra.machine.detached import find
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
-Say = Callable[[str], None]
+log = logging.getLogger(__name__)
+
 GPU_LIMIT = "gpu"
 WORKER = "eagle3"
 """Name of the worker that this project starts."""
@@ -47,7 +49,7 @@ def ensure_gpu_limit(client: "SyncPrefectClient") -> None:
         return
 
 
-def settle(client: "SyncPrefectClient", say: Say) -> None:
+def settle(client: "SyncPrefectClient") -> None:
     """End what an earlier worker left running, and make its runs Crashed; to be called while no worker runs.
 
     A flow run's process outlives a worker that is killed: nobody could cancel it, and it holds its round's lock. A run
@@ -59,13 +61,13 @@ def settle(client: "SyncPrefectClient", say: Say) -> None:
     for run in runs(client, LIVE, pool=POOL):
         processes = find(EXECUTES, str(run.id))
         if elsewhere and not processes:
-            say(f"run {run.name} is left to {', '.join(elsewhere)}")
+            log.info(f"run {run.name} is left to {', '.join(elsewhere)}")
             continue
         for process in processes:
             process.stop()
         message = "Its worker was stopped while it ran; start the round again, it resumes."
         client.set_flow_run_state(run.id, Crashed(message=message), force=True)
-        say(f"run {run.name} had been left {run.state_name} by an earlier worker: now Crashed")
+        log.info(f"run {run.name} had been left {run.state_name} by an earlier worker: now Crashed")
 
 
 def _other_workers(client: "SyncPrefectClient") -> list[str]:
@@ -74,7 +76,7 @@ def _other_workers(client: "SyncPrefectClient") -> list[str]:
     return sorted(item.name for item in found if item.name != WORKER and item.status == "ONLINE")
 
 
-def cancel_all(api: str, say: Say) -> None:
+def cancel_all(api: str) -> None:
     """Cancel every run that a worker holds and wait for their ends, ``CANCEL_SECONDS`` at most; queued runs stay.
 
     The work pool is paused, or the worker would begin a queued run as soon as a cancelled one lets go of its slot.
@@ -89,14 +91,14 @@ def cancel_all(api: str, say: Say) -> None:
             for run in left:
                 if run.id not in asked:
                     asked.add(run.id)
-                    say(f"cancelling run {run.name}")
+                    log.info(f"cancelling run {run.name}")
                     client.set_flow_run_state(run.id, Cancelling(message="`eagle3 down`"))
             time.sleep(0.5)
         for run in left:
-            say(f"run {run.name} did not end within {CANCEL_SECONDS:.0f} s; it is killed with the worker")
+            log.info(f"run {run.name} did not end within {CANCEL_SECONDS:.0f} s; it is killed with the worker")
         waiting = [run for run in runs(client, ["SCHEDULED"], WAITING, POOL) if not run.auto_scheduled]
         if waiting:
-            say(f"{len(waiting)} runs wait in the queue; they start with the next `eagle3 up`")
+            log.info(f"{len(waiting)} runs wait in the queue; they start with the next `eagle3 up`")
 
 
 @contextmanager

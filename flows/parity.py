@@ -73,8 +73,8 @@ def parity(
                 _ready(side)
                 states.append(tasks.parity_side(side, environment))
             _ready(round_)
-            found = tasks.parity_verdict(round_, states)
-    get_run_logger().info(f"{found.serving} and {found.extracting} agree")
+            verdict = tasks.parity_verdict(round_, states)
+    get_run_logger().info(f"{verdict.serving} and {verdict.extracting} agree")
 
 
 def _ready(side: Round) -> None:

@@ -121,7 +121,7 @@ class Convention(Result):
     medians: tuple[tuple[float, ...], ...] = Field(
         default=(),
         description="For each slot its median error over the tokens, relative, against each tap 0 to L of the "
-        "reference; the last slot after the final norm.",
+        "reference; the last slot post-norm.",
     )
     ratios: tuple[float, ...] = Field(
         default=(), description="For each slot its error at its own tap over that at the nearer neighbour; bound 0.2."

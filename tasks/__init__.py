@@ -6,6 +6,7 @@ from tasks.evaluation import evaluate
 from tasks.extract import extract, verify
 from tasks.generate import generate
 from tasks.gpus import gpu_slot, gpus_of, ready_gpus
+from tasks.logs import show_logs_of_infra
 from tasks.parity import fit_for_parity, parity, parity_side, parity_verdict
 from tasks.planning import plan
 from tasks.preflight import preflight
@@ -39,3 +40,5 @@ __all__ = [
     "verify",
     "watch_disk",
 ]
+
+show_logs_of_infra()

@@ -31,23 +31,23 @@ def convention(round_: Round, server: Serving, ledger: Ledger, step: Step) -> No
         return
     log = get_run_logger()
     if round_.config.gates.convention.reference == "none":
-        found = steps.unchecked(round_)
+        result = steps.unchecked(round_)
     else:
         tokens = steps.sequences(round_)
         truth = steps.compute_truth(round_, tokens)
-        found = steps.measure(round_, steps.capture(server, tokens, log.info), truth)
-    text = layers_text(found, stored.parity(round_))
-    (log.info if found.reference else log.warning)(text)
-    _show(found, text)
-    steps.convention_gate(found)
-    stored.write_gate(round_, stored.convention_path(round_), found)
-    step.detail = f"reference {found.reference}, {found.tokens:,} tokens" if found.reference else "no reference"
+        result = steps.measure(round_, steps.capture(server, tokens), truth)
+    text = layers_text(result, stored.parity(round_))
+    (log.info if result.reference else log.warning)(text)
+    _show(result, text)
+    steps.convention_gate(result)
+    stored.write_gate(round_, stored.convention_path(round_), result)
+    step.detail = f"reference {result.reference}, {result.tokens:,} tokens" if result.reference else "no reference"
 
 
-def _show(found: Convention, text: str) -> None:
+def _show(result: Convention, text: str) -> None:
     """Table and heatmap, whether the gate is content or not."""
-    figure = layers_figure(found)
+    figure = layers_figure(result)
     if figure is not None:
-        create_table_artifact(key="layers", table=layers_table(found), description=text)
+        create_table_artifact(key="layers", table=layers_table(result), description=text)
         text += f"\n\n![Error by tap]({data_uri(figure)})"
-    create_markdown_artifact(key="convention", markdown=text, description=f"Layers that {found.engine} captures")
+    create_markdown_artifact(key="convention", markdown=text, description=f"Layers that {result.engine} captures")

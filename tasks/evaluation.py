@@ -10,7 +10,6 @@ from infra.round.layouts import draft_folder, served_draft
 from infra.round.ledger import Ledger, Step
 from infra.round.serving import Serving
 from infra.steps import evaluate as steps
-from tasks.notices import announce
 from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 
 
@@ -26,18 +25,16 @@ def evaluate(round_: Round, ledger: Ledger, step: Step) -> Evaluation:
     if done is not None:
         stored.point(round_, "eval")
         return done
-    log = get_run_logger()
     draft = draft_folder(round_)
     sets = steps.prompt_sets(round_)
     how = steps.layout(round_)
     with Serving(round_, "bench") as plain, Serving(round_, "bench", draft=served_draft(round_, draft)) as drafted:
-        plain.on_notice = drafted.on_notice = announce
         if how == "interleaved":
             steps.begin_both(round_, plain, drafted)
         predicted = steps.predict(round_, draft)
-        log.info(f"held-out states predict an acceptance length of {predicted.acceptance.length:.3f}")
+        get_run_logger().info(f"held-out states predict an acceptance length of {predicted.acceptance.length:.3f}")
         try:
-            live = steps.measure(round_, plain, drafted, sets, how, log.info)
+            live = steps.measure(round_, plain, drafted, sets, how)
         except steps.ServerLost as error:
             ledger.notes.append(f"{error.what}; all was measured again")
             raise

@@ -1,6 +1,6 @@
 """Extract and verify: hidden states of every sample, one task a shard."""
 
-from prefect import get_run_logger, task
+from prefect import task
 
 from infra.errors import GateError
 from infra.round.context import Round
@@ -10,7 +10,6 @@ from infra.round.states import discard_shard, faulty_shards, make_live, quaranti
 from infra.round.survival import survive
 from infra.steps import extract as steps
 from infra.store.hidden import ShardPlan
-from tasks.notices import announce
 from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 from tasks.progress import ProgressArtifact
 
@@ -40,14 +39,13 @@ def extract(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
 
 def _extract_all(round_: Round, server: Serving, todo: list[ShardPlan], total: int) -> None:
     """The shards of ``todo``, on as many servers as it takes."""
-    config, log = round_.config.extract, get_run_logger()
+    config = round_.config.extract
     progress = ProgressArtifact("extract", "hidden states", server.log_tail)
-    server.on_notice = announce
     earlier = len(quarantined_samples(round_))
     for attempt in survive(server, len(round_.samples), config.max_quarantined, earlier):
         steps.wait_for_room(round_, todo[0])  # what an engine dies of may be a full disk
         with attempt:
-            extractor = server.extractor(config.timeout_seconds, log.info)
+            extractor = server.extractor(config.timeout_seconds)
             for sample in attempt.suspects():
                 steps.try_sample(round_, extractor, server.flights, sample)
             discard_shard(round_, todo[0])

@@ -1,6 +1,6 @@
 """Generate: the target answers the prompts."""
 
-from prefect import get_run_logger, task
+from prefect import task
 
 from infra.round.context import Round
 from infra.round.ledger import Ledger, Step
@@ -9,7 +9,6 @@ from infra.round.stored import point
 from infra.round.survival import survive
 from infra.steps import generate as steps
 from infra.store.answers import AnswerLog
-from tasks.notices import announce
 from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 from tasks.progress import ProgressArtifact
 
@@ -44,11 +43,10 @@ def generate(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None
 
 def _ask(round_: Round, server: Serving, progress: ProgressArtifact, quarantined: int) -> None:
     """Ask the target, on as many servers as it takes; ``quarantined`` samples were left out before."""
-    config, log = round_.config.generate, get_run_logger()
-    server.on_notice = announce
+    config = round_.config.generate
     for attempt in survive(server, steps.answers_wanted(round_), config.max_quarantined, quarantined):
         with attempt:
-            client = server.watched(config.timeout_seconds, log.info)
+            client = server.watched(config.timeout_seconds)
             asking = steps.Asking(client, server.flights, attempt.quarantined)
             for sample in attempt.suspects():
                 steps.try_answer(round_, asking, sample)

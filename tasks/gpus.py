@@ -67,11 +67,10 @@ def ready_gpus(round_: Round) -> list[str]:
     Raises:
         PreflightError: too few are fit.
     """
-    log = get_run_logger()
     if split_by_hand():
-        log.info("CUDA_VISIBLE_DEVICES names MIG instances: they are used as they are")
+        get_run_logger().info("CUDA_VISIBLE_DEVICES names MIG instances: they are used as they are")
         return []
-    cleared = clear_gpus(round_.config, round_.settings, log.info)
+    cleared = clear_gpus(round_.config, round_.settings)
     for act in cleared.acts:
         _tell(round_, act)
     use_gpus(round_, cleared)

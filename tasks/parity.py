@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Sequence
 
-from prefect import get_run_logger, task
+from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from infra.environments.building import using_environment
@@ -43,18 +43,17 @@ def parity(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
         GateError: the two do not compute the same.
     """
     ledger.notes += attempts()
-    log = get_run_logger()
     tokens = steps.sequences(round_)
     server.stop()
     with Serving(round_, "extract", engine=round_.config.serve_with) as serving:
-        other = steps.take(serving, tokens, log.info)
+        serving_side = steps.take(serving, tokens)
         ledger.started(serving)
-    one = steps.take(server, tokens, log.info)
-    found = steps.judge(round_, one, other, log.info)
-    show_parity(found)
-    steps.parity_gate(found)
-    stored.write_gate(round_, stored.parity_path(round_), found)
-    step.detail = f"{other.name} against {one.name}, {found.tokens:,} tokens"
+    extracting_side = steps.take(server, tokens)
+    result = steps.judge(round_, extracting_side, serving_side)
+    show_parity(result)
+    steps.parity_gate(result)
+    stored.write_gate(round_, stored.parity_path(round_), result)
+    step.detail = f"{serving_side.name} against {extracting_side.name}, {result.tokens:,} tokens"
 
 
 @task(task_run_name="preflight of {round_.extracting.device} {round_.config.extract.engine}", **STEP)
@@ -69,11 +68,11 @@ def fit_for_parity(round_: Round, environment: str) -> None:
     """
     settings, target = round_.settings, round_.config.target
     if target.fetch and target.source and not (settings.models_dir / target.name / "config.json").is_file():
-        fetch_target(target, settings.models_dir, settings.cache_dir, get_run_logger().info)
+        fetch_target(target, settings.models_dir, settings.cache_dir)
     with using_environment(steps.environment_of(round_), environment):
-        found = faults(round_.config, settings, gpus(), serves=False)
-    if found:
-        raise PreflightError("this machine cannot compare these engines: " + "; ".join(found))
+        lacks = faults(round_.config, settings, gpus(), serves=False)
+    if lacks:
+        raise PreflightError("this machine cannot compare these engines: " + "; ".join(lacks))
 
 
 @task(
@@ -89,7 +88,7 @@ def parity_side(round_: Round, environment: str) -> Side:
         using_environment(steps.environment_of(round_), environment),
         Serving(round_, "extract", engine=round_.config.extract.engine) as serving,
     ):
-        side = steps.take(serving, steps.prompt_sequences(round_), get_run_logger().info)
+        side = steps.take(serving, steps.prompt_sequences(round_))
     shutil.rmtree(round_.scratch)
     return side
 
@@ -104,18 +103,18 @@ def parity_verdict(round_: Round, sides: Sequence[Side]) -> Parity:
     Raises:
         GateError: the two do not compute the same.
     """
-    one, other = sides
-    found = steps.judge(round_, one, other, get_run_logger().info)
-    show_parity(found)
-    steps.parity_gate(found)
-    return found
+    extracting_side, serving_side = sides
+    result = steps.judge(round_, extracting_side, serving_side)
+    show_parity(result)
+    steps.parity_gate(result)
+    return result
 
 
-def show_parity(found: Parity) -> None:
+def show_parity(result: Parity) -> None:
     """Table and heatmap, whether the gate is content or not."""
-    create_table_artifact(key="parity", table=parity_table(found), description=parity_text(found))
+    create_table_artifact(key="parity", table=parity_table(result), description=parity_text(result))
     create_markdown_artifact(
         key="parity-heatmap",
-        markdown=f"{parity_text(found)}\n\n![Error by tap and position]({data_uri(parity_figure(found))})",
-        description=f"{found.serving} against {found.extracting}",
+        markdown=f"{parity_text(result)}\n\n![Error by tap and position]({data_uri(parity_figure(result))})",
+        description=f"{result.serving} against {result.extracting}",
     )

@@ -29,20 +29,20 @@ def preflight(round_: Round, planned: Plan) -> list[str]:
         log.warning(line)
     target = round_.config.target
     if target.fetch and target.source and not (settings.models_dir / target.name / "config.json").is_file():
-        fetch_target(target, settings.models_dir, settings.cache_dir, log.info)
+        fetch_target(target, settings.models_dir, settings.cache_dir)
     report = gpus()
     if not report.present:
         log.info(f"no GPU: {report.reason}")
-    found = faults(round_.config, settings, report, serves=planned.makes_draft)
+    lacks = faults(round_.config, settings, report, serves=planned.makes_draft)
     try:
         plan_gate(round_.config, planned)
     except GateError as error:
-        if not found:
+        if not lacks:
             raise
-        found.append(str(error))
-    if found:
+        lacks.append(str(error))
+    if lacks:
         raise PreflightError(
-            f"this machine cannot run round {round_.config.name}: " + "; ".join(found), fix="mend these and start again"
+            f"this machine cannot run round {round_.config.name}: " + "; ".join(lacks), fix="mend these and start again"
         )
     swept = _sweep(round_)
     for line in swept:

@@ -75,7 +75,7 @@ def models() -> Path:
     """Folder with SmolLM2-135M-Instruct, kept in the cache between runs of the tests."""
     cache = Settings().cache_dir
     folder = cache / "test-models"
-    fetch_target(load_round(round_file("tiny")).target, folder, cache, print)
+    fetch_target(load_round(round_file("tiny")).target, folder, cache)
     return folder
 
 

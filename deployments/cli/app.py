@@ -72,8 +72,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
     try:
-        _look_at_network(sys.argv[1:])
-        app(prog_name="eagle3")
+        with output.log_said():
+            _look_at_network(sys.argv[1:])
+            app(prog_name="eagle3")
         return 0
     except Eagle3Error as error:
         return _failed(error)

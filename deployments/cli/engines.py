@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli.output import Json, print_json, say
+from deployments.cli.output import Json, print_json
 from infra.config.settings import Settings
 
 app = typer.Typer(no_args_is_help=True)
@@ -17,7 +17,7 @@ def install(
     """Build an environment from its lock file; does nothing if it is already built."""
     from infra.environments.building import build
 
-    path = build(name, Settings().cache_dir, say=say)
+    path = build(name, Settings().cache_dir)
     if as_json:
         print_json({"name": name, "path": path})
     else:

@@ -41,7 +41,7 @@ def front(
     round_ = Round(config, Settings())
     _prepare(round_)
     with round_.lock(), Serving(round_, "extract") as serving:
-        extractor = serving.extractor(config.extract.timeout_seconds, say)
+        extractor = serving.extractor(config.extract.timeout_seconds)
         server = serving.server
         if server is None:
             raise EngineError(f"{serving.name} ended while it was being started")
@@ -89,9 +89,9 @@ def _prepare(round_: "Round") -> None:
     from infra.targets.fetch import fetch_target
 
     settings, target = round_.settings, round_.config.target
-    build(f"{round_.config.extract.engine}-{round_.extracting.device}", settings.cache_dir, say=say)
+    build(f"{round_.config.extract.engine}-{round_.extracting.device}", settings.cache_dir)
     if target.fetch and target.source and not (settings.models_dir / target.name / "config.json").is_file():
-        fetch_target(target, settings.models_dir, settings.cache_dir, say)
+        fetch_target(target, settings.models_dir, settings.cache_dir)
 
 
 def _tell(round_: "Round", running: "Front", as_json: bool) -> None:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli.output import Json, print_json, print_table, say
+from deployments.cli.output import Json, print_json, print_table
 from deployments.cli.rounds import Set, open_round
 from infra.config.settings import Settings
 from infra.units import size
@@ -35,7 +35,7 @@ def gpu(
     found, acts = place.look(), []
     wanted = gpus_wanted(config) if config else len(found)
     if apply and found:
-        cleared = Clearing(policy, place, wanted, say).run()
+        cleared = Clearing(policy, place, wanted).run()
         found = tuple(sorted((*cleared.fit, *cleared.unfit), key=lambda finding: finding.gpu.index))
         acts = [{"action": act.action, "gpus": act.gpus, "text": act.text} for act in cleared.acts]
     fit = sum(finding.fit for finding in found)

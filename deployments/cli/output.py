@@ -1,9 +1,11 @@
 """What commands print: progress on stderr with the time so far, facts on stdout as a table or as JSON."""
 
 import json
+import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +22,31 @@ facts_printed = False
 def say(text: str) -> None:
     """One line of progress on stderr, with the seconds since the command began."""
     print(f"[{time.monotonic() - _BEGIN:7.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+class _Said(logging.Handler):
+    """Says each record's message."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
+
+
+@contextmanager
+def log_said() -> Iterator[None]:
+    """Meanwhile what ``infra`` and ``deployments`` log is said, and by nobody else: Prefect prints its root's log."""
+    handler, loggers = _Said(), [logging.getLogger(name) for name in ("infra", "deployments")]
+    before = [(log.level, log.propagate) for log in loggers]
+    for log in loggers:
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+    try:
+        yield
+    finally:
+        for log, (level, propagates) in zip(loggers, before, strict=True):
+            log.removeHandler(handler)
+            log.setLevel(level)
+            log.propagate = propagates
 
 
 def print_json(facts: Any) -> None:

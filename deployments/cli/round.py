@@ -42,7 +42,7 @@ def run_round(name: Name, overrides: Set = None, as_json: Json = False) -> None:
     say(f"1 of 3: the environments of {' and '.join(config.used_engines)}; what is missing is built")
     build_environments(config, settings)
     say("2 of 3: a Prefect server and a worker")
-    with borrowed(settings, say) as api:
+    with borrowed(settings) as api:
         say("3 of 3: the round itself; what is done already is not done again")
         say(f"UI while it runs: {ui_url(api)}")
         run_id, state = _watch(api, config.name, parse_overrides(overrides), settings)
@@ -103,7 +103,7 @@ def build_environments(config: RoundConfig, settings: Settings) -> None:
     for engine in config.used_engines:
         name = f"{engine}-{config.engines[engine].device}"
         begin = time.monotonic()
-        build(name, settings.cache_dir, say=say)
+        build(name, settings.cache_dir)
         say(f"environment {name} is ready ({time.monotonic() - begin:.1f} s)")
 
 

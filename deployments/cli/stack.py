@@ -14,7 +14,7 @@ def up(as_json: Json = False) -> None:
     from deployments.environment import ui_url
     from deployments.stack import up as start_stack
 
-    record = start_stack(Settings(), say)
+    record = start_stack(Settings())
     facts = {
         "api": record.api,
         "ui": ui_url(record.api),
@@ -32,7 +32,7 @@ def down(as_json: Json = False) -> None:
     """Cancel what runs, stop worker and server with all they started, restore the earlier Prefect profile."""
     from deployments.stack import down as stop_stack
 
-    stopped = stop_stack(Settings(), say)
+    stopped = stop_stack(Settings())
     if as_json:
         print_json({"stopped": stopped})
     elif not stopped:

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deployments.cli.output import Json, print_json, print_table, say
+from deployments.cli.output import Json, print_json, print_table
 from deployments.cli.rounds import rounds_folder
 from infra.config.round import TargetConfig
 from infra.config.settings import Settings
@@ -20,7 +20,7 @@ def fetch(name: Annotated[str, typer.Argument(help="Name of a round or of a targ
     from infra.targets.fetch import fetch_target
 
     settings = Settings()
-    path = fetch_target(find_target(name), settings.models_dir, settings.cache_dir, say)
+    path = fetch_target(find_target(name), settings.models_dir, settings.cache_dir)
     if as_json:
         print_json({"name": name, "path": path})
     else:

@@ -78,7 +78,7 @@ def to_prompt(record: Any, answers: Answers) -> tuple[Prompt, list[str]]:
 
 
 @dataclass(frozen=True)
-class _Turn:
+class _RawMessage:
     """A message as the record has it: ``content`` may be anything."""
 
     role: str
@@ -95,7 +95,7 @@ class _Turn:
         return {"role": self.role, "content": self.text()}
 
 
-def _turns(record: Mapping[str, Any], answers: Answers) -> list[_Turn]:
+def _turns(record: Mapping[str, Any], answers: Answers) -> list[_RawMessage]:
     """All messages of a record, without empty system messages."""
     filled = [name for name in LAYOUTS if _filled(record.get(name)) and (name != "data" or _are_texts(record[name]))]
     layout = next((name for name in filled if name not in TALKS or _may_be_talk(record[name])), None)
@@ -116,11 +116,11 @@ def _turns(record: Mapping[str, Any], answers: Answers) -> list[_Turn]:
     said = (record.get(name) for name in SYSTEMS)
     system = next((text for text in said if isinstance(text, str | bytes | list) and _filled(text)), None)
     if system is not None and all(turn.role != "system" for turn in turns):
-        turns.insert(0, _Turn("system", system))
+        turns.insert(0, _RawMessage("system", system))
     return turns
 
 
-def _said(layout: str, value: Any, record: Mapping[str, Any]) -> list[_Turn]:
+def _said(layout: str, value: Any, record: Mapping[str, Any]) -> list[_RawMessage]:
     value = _decoded(value)
     if layout in TALKS and isinstance(value, str):
         value = _parsed(layout, value)
@@ -129,10 +129,12 @@ def _said(layout: str, value: Any, record: Mapping[str, Any]) -> list[_Turn]:
     if isinstance(value, list):
         if layout in ("turns", "data") and _are_texts(value):
             roles = ("user", "user" if layout == "turns" else "assistant")
-            return [_Turn(roles[place % 2], item) for place, item in enumerate(value)]
+            return [_RawMessage(roles[place % 2], item) for place, item in enumerate(value)]
         if layout in TALKS and (pair := _pair(value)):
             return [
-                turn for item in value for turn in (_Turn("user", item[pair[0]]), _Turn("assistant", item[pair[1]]))
+                turn
+                for item in value
+                for turn in (_RawMessage("user", item[pair[0]]), _RawMessage("assistant", item[pair[1]]))
             ]
         if layout in TALKS or any(isinstance(item, Mapping) and _role(item) is not None for item in value):
             return [_turn(item, layout) for item in value]
@@ -142,8 +144,8 @@ def _said(layout: str, value: Any, record: Mapping[str, Any]) -> list[_Turn]:
     extra = [record[name] for name in about if _filled(record.get(name))]
     extra = [part for part in extra if isinstance(part, str | bytes) or part is not record.get("context")]
     if not extra:
-        return [_Turn("user", value)]
-    return [_Turn("user", "\n\n".join(_text(part, "a question") for part in (value, *extra)))]
+        return [_RawMessage("user", value)]
+    return [_RawMessage("user", "\n\n".join(_text(part, "a question") for part in (value, *extra)))]
 
 
 def _are_texts(value: Any) -> bool:
@@ -162,14 +164,14 @@ def _pair(items: list[Any]) -> tuple[str, str] | None:
     return next(found, None) if all(isinstance(item, Mapping) and _role(item) is None for item in items) else None
 
 
-def _answered(turns: list[_Turn], record: Mapping[str, Any]) -> list[_Turn]:
+def _answered(turns: list[_RawMessage], record: Mapping[str, Any]) -> list[_RawMessage]:
     """The question with the answer that lies in a field of its own."""
     name = next((name for name in ANSWERS if _filled(record.get(name))), None)
     if name is None:
         raise Unusable("has no answer")
     value = _decoded(record[name])
     if isinstance(value, str):
-        return [*turns, _Turn("assistant", value)]
+        return [*turns, _RawMessage("assistant", value)]
     if isinstance(value, Mapping):
         value = _by_row(name, value)
     if not isinstance(value, list):
@@ -197,7 +199,7 @@ def _role(item: Mapping[str, Any]) -> Any:
     return _decoded(item.get("role") or item.get("from"))
 
 
-def _turn(item: Any, layout: str) -> _Turn:
+def _turn(item: Any, layout: str) -> _RawMessage:
     if not isinstance(item, Mapping):
         raise Unusable(f"has `{layout}` with messages that are no objects", type(item).__name__)
     said = _role(item)
@@ -205,7 +207,7 @@ def _turn(item: Any, layout: str) -> _Turn:
     if role is None:
         raise Unusable("has a message of a role that is not known", f"{said!r:.40}")
     content = next((item[name] for name in ("content", "value", "text") if item.get(name) is not None), None)
-    return _Turn(
+    return _RawMessage(
         role=role,
         content=content,
         named=role in ("system", "user") and _filled(item.get("name")),
@@ -215,7 +217,7 @@ def _turn(item: Any, layout: str) -> _Turn:
     )
 
 
-def _asked(turns: list[_Turn], without: list[str]) -> tuple[list[Message], list[str]]:
+def _asked(turns: list[_RawMessage], without: list[str]) -> tuple[list[Message], list[str]]:
     """(system message and first question, later questions); answers are not looked at."""
     opening: list[Message] = []
     asked: list[str] = []
@@ -241,7 +243,7 @@ def _asked(turns: list[_Turn], without: list[str]) -> tuple[list[Message], list[
     return [*opening, {"role": "user", "content": asked[0]}], asked[1:]
 
 
-def _whole(turns: list[_Turn]) -> list[Message]:
+def _whole(turns: list[_RawMessage]) -> list[Message]:
     """The whole conversation: an optional system message, the user, and never two answers in a row."""
     roles = [turn.role for turn in turns]
     spoken = roles[1:] if roles[:1] == ["system"] else roles

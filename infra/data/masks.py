@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from infra.data.places import Place, find_place
+from infra.data.places import TextSpan, find_place
 from infra.data.prompt import Message, Prompt
 from infra.data.template import CLOSING_MARK, REASONING_FIELDS, Chat, opening_mark
 from infra.errors import ConfigError
@@ -131,7 +131,7 @@ def _parted(message: Message) -> Iterator[Message]:
             yield from ({**message, "content": rest.strip(), field: thought} for field in REASONING_FIELDS)
 
 
-def _start(place: Place, prompt: str, message: Message) -> int | None:
+def _start(place: TextSpan, prompt: str, message: Message) -> int | None:
     """Where the last message begins, or None if the template rewrites it."""
     full, content = place.text, message["content"]
     thought = next((message[field] for field in REASONING_FIELDS if message.get(field)), None)

@@ -19,7 +19,7 @@ ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.
 
 
 @dataclass(frozen=True)
-class Part:
+class RecordFile:
     """A file of records.
 
     Attributes:
@@ -39,7 +39,7 @@ class Part:
         return name.lower()
 
 
-def find_parts(source: str) -> tuple[list[Part], list[str]]:
+def find_parts(source: str) -> tuple[list[RecordFile], list[str]]:
     """(the files of a source, sorted; files beside them that hold no records as far as their names tell).
 
     Of a folder all files below it are read, but hidden ones, those whose names begin with ``_``, and what is known to
@@ -68,8 +68,8 @@ def find_parts(source: str) -> tuple[list[Part], list[str]]:
     return [_single(fs, path, source)], []
 
 
-def _single(fs: Any, path: str, source: str) -> Part:
-    part = Part(fs, path, source)
+def _single(fs: Any, path: str, source: str) -> RecordFile:
+    part = RecordFile(fs, path, source)
     if not PurePosixPath(part.ending).suffix and not fs.exists(path):
         raise FileNotFoundError(path)
     if not part.ending.endswith(ENDINGS):
@@ -81,13 +81,13 @@ def _single(fs: Any, path: str, source: str) -> Part:
     return part
 
 
-def _kept(fs: Any, paths: list[str], root: str, source: str, local: bool) -> tuple[list[Part], list[str]]:
+def _kept(fs: Any, paths: list[str], root: str, source: str, local: bool) -> tuple[list[RecordFile], list[str]]:
     parts, unread = [], []
     for path in paths:
         below = PurePosixPath(path.removeprefix(root.rstrip("/"))).parts
         if any(name.startswith((".", "_")) for name in below if name != "/"):
             continue
-        part = Part(fs, path, path if local else fs.unstrip_protocol(path))
+        part = RecordFile(fs, path, path if local else fs.unstrip_protocol(path))
         if part.ending.endswith(ENDINGS) and PurePosixPath(path).name.lower() not in ABOUT:
             parts.append(part)
         else:

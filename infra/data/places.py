@@ -12,7 +12,7 @@ PRIVATE = range(0xFF000, 0xFFFFE)
 
 
 @dataclass(frozen=True)
-class Place:
+class TextSpan:
     """``text[start:end]`` is what a template shows of one message; all around it stays when its content is another.
 
     Attributes:
@@ -38,7 +38,7 @@ def find_place(
     template_args: Mapping[str, Any] | None = None,
     *,
     add_generation_prompt: bool = False,
-) -> Place:
+) -> TextSpan:
     """The place of ``messages[index]``, found by rendering the conversation with another content there.
 
     Raises:
@@ -50,7 +50,7 @@ def find_place(
     other = chat.text(probed, template_args, add_generation_prompt)
     start = _shared(text, other)
     tail = min(_shared(text[::-1], other[::-1]), len(text) - start)
-    return Place(text, start, len(text) - tail)
+    return TextSpan(text, start, len(text) - tail)
 
 
 def letter_not_in(text: str) -> str:

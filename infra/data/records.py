@@ -19,7 +19,7 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 
-from infra.data.parts import Part, find_parts
+from infra.data.parts import RecordFile, find_parts
 from infra.data.tally import Tally, Unusable
 from infra.errors import ConfigError
 
@@ -67,7 +67,7 @@ def read_records(source: str, tally: Tally | None = None) -> Iterator[tuple[str,
         ) from error
 
 
-def _read(part: Part) -> Iterator[tuple[str, Any]]:
+def _read(part: RecordFile) -> Iterator[tuple[str, Any]]:
     with ExitStack() as stack:
         raw = stack.enter_context(part.fs.open(part.path, "rb"))
         if part.ending.endswith((".parquet", ".arrow")):
@@ -77,7 +77,7 @@ def _read(part: Part) -> Iterator[tuple[str, Any]]:
             yield from _json(part.name, stack.enter_context(_decompressed(plain)))
 
 
-def _rows(part: Part, raw: Any) -> Iterator[tuple[str, Any]]:
+def _rows(part: RecordFile, raw: Any) -> Iterator[tuple[str, Any]]:
     number = count(1)
     for batch in _batches(part, raw):
         # No prompt is made of dates, and Python cannot hold all that a file can.
@@ -105,7 +105,7 @@ def _numbers(kind: Any) -> Any:
     return kind
 
 
-def _batches(part: Part, raw: Any) -> Iterator[Any]:
+def _batches(part: RecordFile, raw: Any) -> Iterator[Any]:
     if part.ending.endswith(".parquet"):
         with pyarrow.parquet.ParquetFile(raw) as table:
             yield from table.iter_batches(batch_size=BATCH_ROWS)

@@ -1,10 +1,10 @@
 """The disk budget of a running round: it pauses when there is too little room, makes some, and goes on by itself."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -14,11 +14,15 @@ from infra.disk.candidates import candidates, free, survey
 from infra.disk.item import Item
 from infra.disk.room import Place, Shortage, over_budget, places, shortage
 from infra.errors import DiskFull, Eagle3Error, GateError
+from infra.events import Event
 from infra.machine.disk import existing, file_system, is_full
 from infra.machine.host import folder_bytes
 from infra.machine.segments import note_segments
+from infra.progress import OnProgress, Progress
 from infra.store.objects import ObjectStore
 from infra.units import duration, size
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 POLL_SECONDS = 1.0
@@ -31,27 +35,17 @@ MOST_FAILURES = 3
 """So often, long after one another, a disk may be found full that has room by every reading."""
 
 
-@dataclass(frozen=True)
-class Notice:
-    """Something that the guard did or waits for.
-
-    Attributes:
-        kind: ``pause``, ``waiting`` (again and again while it lasts), ``resume``, ``freed`` or ``stop``.
-        text: one line for people.
-    """
-
-    kind: Literal["pause", "waiting", "resume", "freed", "stop"]
-    text: str
-
-
 class DiskGuard:
     """Watches the file systems of store and scratch, and ``budget.disk_bytes``, while a round runs.
 
     Steps ask before each piece of work (:meth:`before`); a write that finds the disk full in spite of that waits for
     room and is done again (:meth:`wait`, :meth:`through`). Both pause at most ``budget.pause_seconds``.
 
+    Its events are ``disk.pause``, ``disk.freed``, ``disk.resume`` and ``disk.stop``.
+
     Attributes:
-        tell: called in the round's own thread with every notice.
+        progress: called in the round's own thread, again and again while it waits.
+        notes: what the report should say of it; a pause is told by the line that ends it.
 
     Args:
         store: the store that holds all rounds.
@@ -73,7 +67,8 @@ class DiskGuard:
     ) -> None:
         self._store, self._settings, self._name = store, settings, name
         self._budget, self._retention, self._keys = budget, retention, keys
-        self.tell: Callable[[Notice], None] = lambda notice: None
+        self.progress: OnProgress = lambda progress: None
+        self.notes: list[str] = []
         self._next: tuple[str, dict[Place, int]] = ("the next write", {})
         self._held, self._held_at = 0, -MEASURE_SECONDS
         self._noted_at = -MEASURE_SECONDS
@@ -174,7 +169,7 @@ class DiskGuard:
         """
         what = self._next[0]
         begin = time.monotonic()
-        self.tell(Notice("pause", f"paused before {what}: {why}"))
+        self._tell("pause", f"paused before {what}: {why}")
         freed, explained = self._free(place), False
         while True:
             now, short = time.monotonic(), self.shortage()
@@ -183,12 +178,10 @@ class DiskGuard:
                 break
             if now - since >= self._budget.pause_seconds:
                 raise self._stop(short.text if short else why, short, f"within {duration(self._budget.pause_seconds)}")
-            self.tell(Notice("waiting", f"paused: {short.text if short else why}"))
+            self.progress(Progress(0, 1, 0.0, None, f"paused: {short.text if short else why}"))
             time.sleep(POLL_SECONDS)
             self._held_at = -MEASURE_SECONDS
-        self.tell(
-            Notice("resume", f"paused {duration(time.monotonic() - begin)} before {what} for want of disk: {why}")
-        )
+        self._tell("resume", f"paused {duration(time.monotonic() - begin)} before {what} for want of disk: {why}")
         return explained or freed > 0
 
     def _free(self, place: Path | None) -> int:
@@ -204,7 +197,7 @@ class DiskGuard:
             if gone is not None:
                 freed += gone
                 self._held_at = -MEASURE_SECONDS
-                self.tell(Notice("freed", f"freed {size(item.bytes)} for want of disk: {item.path} ({item.why})"))
+                self._tell("freed", f"freed {size(item.bytes)} for want of disk: {item.path} ({item.why})")
         return freed
 
     def _helps(self, item: Item, short: Shortage | None, full: Path | None = None) -> bool:
@@ -232,8 +225,13 @@ class DiskGuard:
             expected=short.needs if short else "a write that finds room",
             fix=f"make room and start the round again, it goes on where it stopped; {could}",
         )
-        self.tell(Notice("stop", str(error)))
+        self._tell("stop", str(error))
         return error
+
+    def _tell(self, what: Literal["pause", "freed", "resume", "stop"], text: str) -> None:
+        Event(f"disk.{what}", f"round.{self._name}", text).tell(log)
+        if what != "pause":
+            self.notes.append(text)
 
     def _by_hand(self, short: Shortage | None) -> Iterator[Item]:
         """What can be made again and is kept only because no policy lets it go; nothing that the round works on."""

@@ -9,7 +9,7 @@ from infra.errors import GateError
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class ChainCounts:
     """Counts of one or many chains of drafts.
 
     Args:
@@ -55,7 +55,7 @@ class Comparison:
         return abs(self.relative) <= self.tolerance
 
 
-def pooled(parts: Sequence[Acceptance]) -> Acceptance:
+def pooled(parts: Sequence[ChainCounts]) -> ChainCounts:
     """The counts of all parts together.
 
     Raises:
@@ -64,10 +64,10 @@ def pooled(parts: Sequence[Acceptance]) -> Acceptance:
     if not parts or len({len(part.accepted) for part in parts}) != 1:
         raise ValueError("acceptance counts of chains of one length are needed")
     totals = tuple(sum(column) for column in zip(*(part.accepted for part in parts), strict=True))
-    return Acceptance(sum(part.starts for part in parts), totals)
+    return ChainCounts(sum(part.starts for part in parts), totals)
 
 
-def bootstrap(parts: Sequence[Acceptance], *, seed: int = 0, resamples: int = 2000, level: float = 0.95) -> Interval:
+def bootstrap(parts: Sequence[ChainCounts], *, seed: int = 0, resamples: int = 2000, level: float = 0.95) -> Interval:
     """Interval of the pooled acceptance length when the prompts are drawn again, with replacement.
 
     Args:
@@ -88,12 +88,12 @@ def bootstrap(parts: Sequence[Acceptance], *, seed: int = 0, resamples: int = 20
     return Interval(float(low), float(high), level)
 
 
-def compare(predicted: Acceptance, live: Acceptance, tolerance: float) -> Comparison:
+def compare(predicted: ChainCounts, live: ChainCounts, tolerance: float) -> Comparison:
     """Live against predicted acceptance length."""
     return Comparison(predicted.length, live.length, (live.length - predicted.length) / predicted.length, tolerance)
 
 
-def serving_gate(predicted: Acceptance, live: Acceptance, tolerance: float) -> Comparison:
+def serving_gate(predicted: ChainCounts, live: ChainCounts, tolerance: float) -> Comparison:
     """Stop unless serving does what the held-out states say it should.
 
     Raises:

@@ -67,7 +67,7 @@ class TrainProgress:
 
 
 @dataclass
-class History:
+class TrainingEvents:
     """All events of a training, over its attempts: a step made twice counts as it was made last.
 
     Attributes:

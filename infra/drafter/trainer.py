@@ -16,7 +16,7 @@ from infra.config.round import TrainConfig
 from infra.drafter.checkpoint import Checkpoint, best, settle, verify_draft
 from infra.drafter.dataset import DatasetFacts, write_dataset
 from infra.drafter.job import REPOSITORY, TrainJob, trainer_command
-from infra.drafter.progress import FULL, INTERRUPTED, EventFile, History, StepMetrics, TrainProgress, Validation
+from infra.drafter.progress import FULL, INTERRUPTED, EventFile, StepMetrics, TrainingEvents, TrainProgress, Validation
 from infra.drafter.verifier import write_verifier
 from infra.drafter.vocabulary import choose_vocabulary, token_frequencies
 from infra.errors import DiskFull, GateError, TrainingError
@@ -99,7 +99,7 @@ def train(
     facts = write_dataset(samples, job.dataset, vocabulary)
     _keep_or_clear(job, facts)
     checkpoints = settle(job.checkpoints)
-    history = History()
+    history = TrainingEvents()
     events = EventFile(job.events)
     events.mend()
     for event in events.new():
@@ -148,7 +148,7 @@ def _run(
     job: TrainJob,
     facts: DatasetFacts,
     run_dir: Path,
-    history: History,
+    history: TrainingEvents,
     events: EventFile,
     on_metrics: Callable[[TrainProgress], None],
     on_short: Callable[[int], None],
@@ -188,7 +188,7 @@ def _run(
         raise _failure(job, status, history)
 
 
-def _hung(job: TrainJob, silence: float, history: History) -> TrainerKilled:
+def _hung(job: TrainJob, silence: float, history: TrainingEvents) -> TrainerKilled:
     made = f"{max(history.steps, default=-1) + 1} of {history.total or 'unknown'} steps"
     return TrainerKilled(
         f"the trainer hung and was ended: silent for {silence:.0f} s after {made}",
@@ -196,7 +196,7 @@ def _hung(job: TrainJob, silence: float, history: History) -> TrainerKilled:
     )
 
 
-def _failure(job: TrainJob, status: int, history: History) -> Exception:
+def _failure(job: TrainJob, status: int, history: TrainingEvents) -> Exception:
     kind, message = history.error or ("", "")
     made = max(history.steps, default=-1) + 1
     if status == FULL or kind == DiskFull.__name__:
@@ -215,7 +215,7 @@ def _failure(job: TrainJob, status: int, history: History) -> Exception:
 
 
 def _result(
-    job: TrainJob, history: History, checkpoints: Sequence[Checkpoint], coverage: float, reused: bool
+    job: TrainJob, history: TrainingEvents, checkpoints: Sequence[Checkpoint], coverage: float, reused: bool
 ) -> TrainResult:
     missing = [number for number in range(history.total) if number not in history.steps]
     if history.finished_at != history.total or missing or not history.total:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from infra.drafter.acceptance import Acceptance, pooled
+from infra.drafter.acceptance import ChainCounts, pooled
 from infra.errors import TrainingError
 from infra.machine.logtail import last_lines
 from infra.machine.processes.guarded import Guarded, Spec, clean_environment, forward_environment
@@ -42,7 +42,7 @@ class WalkedSample:
 
     row: int
     sample_id: str
-    chain: Acceptance
+    chain: ChainCounts
     steps: Steps
 
 
@@ -53,12 +53,12 @@ class WalkResult:
     samples: tuple[WalkedSample, ...]
 
     @property
-    def predicted(self) -> Acceptance:
+    def predicted(self) -> ChainCounts:
         """Acceptance that serving should show on these prompts."""
         return pooled([sample.chain for sample in self.samples])
 
     @property
-    def parts(self) -> list[Acceptance]:
+    def parts(self) -> list[ChainCounts]:
         """Counts by sample, for :func:`infra.drafter.acceptance.bootstrap`."""
         return [sample.chain for sample in self.samples]
 
@@ -79,7 +79,7 @@ class WalkResult:
         return tuple(float(top) / float(bottom) if bottom else 0.0 for top, bottom in zip(tops, bottoms, strict=True))
 
 
-def walk_chain(correct: NDArray[np.bool_], first: int, end: int) -> Acceptance:
+def walk_chain(correct: NDArray[np.bool_], first: int, end: int) -> ChainCounts:
     """Walk one answer as serving would, greedily.
 
     Args:
@@ -98,7 +98,7 @@ def walk_chain(correct: NDArray[np.bool_], first: int, end: int) -> Acceptance:
             accepted[taken] += 1
             taken += 1
         position += taken + 1
-    return Acceptance(starts, tuple(accepted))
+    return ChainCounts(starts, tuple(accepted))
 
 
 def count_steps(correct: NDArray[np.bool_], first: int, end: int) -> Steps:
@@ -178,6 +178,6 @@ def _span(sample: Sample) -> tuple[int, int]:
 
 
 def _walked(item: dict[str, list[int]], sample_id: str) -> WalkedSample:
-    chain = Acceptance(int(item["starts"]), tuple(item["accepted"]))  # type: ignore[call-overload]
+    chain = ChainCounts(int(item["starts"]), tuple(item["accepted"]))  # type: ignore[call-overload]
     steps = Steps(tuple(item["positions"]), tuple(item["joint"]), tuple(item["reached"]))
     return WalkedSample(int(item["row"]), sample_id, chain, steps)  # type: ignore[call-overload]

@@ -17,6 +17,7 @@ a lock file, pip installs, and that is said.
 
 import argparse
 import json
+import logging
 import os
 import platform
 import shutil
@@ -29,11 +30,13 @@ from typing import Any
 
 from infra.environments.descriptions import LOCKS, Description, describe, descriptions, environment_key, pins
 from infra.environments.filling import MARKER, check_disk, fill
-from infra.environments.installing import InstallFailed, Say, Uv
+from infra.environments.installing import InstallFailed, Uv
 from infra.environments.metadata import installed
 from infra.errors import EnvironmentBuildError
 from infra.machine.locks import exclusive
 from infra.units import size
+
+log = logging.getLogger(__name__)
 
 PYTHONS = ((3, 11), (3, 12))
 UV = "uv"
@@ -109,7 +112,7 @@ def using_environment(name: str, folder: str) -> Iterator[None]:
             os.environ.pop(variable, None)
 
 
-def build(name: str, cache_dir: Path, say: Say = print, locks: Path = LOCKS) -> Path:
+def build(name: str, cache_dir: Path, locks: Path = LOCKS) -> Path:
     """Build the environment unless it is there; returns its folder.
 
     Of two builders at once one builds and the other waits and takes the result. What an interrupted build left
@@ -126,15 +129,15 @@ def build(name: str, cache_dir: Path, say: Say = print, locks: Path = LOCKS) -> 
         return folder
     check_machine()
     lock_file = folder.with_name(folder.name + ".lock")
-    with exclusive(lock_file, lambda: say(f"{name}: another process is building it; waiting")) as held:
+    with exclusive(lock_file, lambda: log.info(f"{name}: another process is building it; waiting")) as held:
         if _built(folder):
             return folder
         if folder.exists():
-            say(f"{name}: removing what an interrupted build left")
+            log.info(f"{name}: removing what an interrupted build left")
             shutil.rmtree(folder)
         check_disk(description, folder)
         try:
-            fill(folder, description, locks, None if name == UV else _find_uv(cache_dir, say), say, held)
+            fill(folder, description, locks, None if name == UV else _find_uv(cache_dir), held)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -220,17 +223,17 @@ def _status_instead(description: Description, folder: Path) -> Status:
     )
 
 
-def _find_uv(cache_dir: Path, say: Say) -> Uv | None:
+def _find_uv(cache_dir: Path) -> Uv | None:
     """uv, built first where it is missing; None, and said once, where it is not to be had."""
     if cache_dir in _no_uv:
         return None
     try:
-        return Uv.beside_pip(build(UV, cache_dir, say) / "bin" / "python", cache_dir / "uv")
+        return Uv.beside_pip(build(UV, cache_dir) / "bin" / "python", cache_dir / "uv")
     except (EnvironmentBuildError, InstallFailed) as error:
         _no_uv.add(cache_dir)
         cause = error.__cause__
         reason = cause.reason if isinstance(cause, InstallFailed) else error
-        say(f"uv is not to be had here, so pip installs, which takes longer: {reason}")
+        log.info(f"uv is not to be had here, so pip installs, which takes longer: {reason}")
         return None
 
 
@@ -242,10 +245,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbs.add_parser("status", help="what there is")
     options = parser.parse_args(arguments)
     cache_dir = default_cache()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         if options.verb == "build":
             for name in options.names:
-                print(build(name, cache_dir, lambda line: print(line, file=sys.stderr, flush=True)) / "bin" / "python")
+                print(build(name, cache_dir) / "bin" / "python")
         else:
             for item in status(cache_dir):
                 state = "fault" if item.fault else "built" if item.built else "not built"

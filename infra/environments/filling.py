@@ -1,6 +1,7 @@
 """Making one environment in its folder: virtual environment, torch, packages, proof, marker. Standard library only."""
 
 import json
+import logging
 import os
 import platform
 import shutil
@@ -12,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from infra.environments.descriptions import Description, pins
-from infra.environments.installing import InstallFailed, Say, Uv, pip_install
+from infra.environments.installing import InstallFailed, Uv, pip_install
 from infra.environments.pip_settings import own_environment
 from infra.errors import EnvironmentBuildError
 from infra.units import size
+
+log = logging.getLogger(__name__)
 
 MARKER = "built.json"
 """Written last: an environment without it does not count."""
@@ -40,7 +43,7 @@ def check_disk(description: Description, folder: Path) -> None:
         )
 
 
-def fill(folder: Path, description: Description, locks: Path, uv: Uv | None, say: Say, held: int) -> None:
+def fill(folder: Path, description: Description, locks: Path, uv: Uv | None, held: int) -> None:
     """Make the environment in its final place, which its scripts name; the marker comes last.
 
     Args:
@@ -48,7 +51,6 @@ def fill(folder: Path, description: Description, locks: Path, uv: Uv | None, say
         description: what is in it.
         locks: folder of the lock files.
         uv: what installs; None lets pip do it.
-        say: gets a line now and then.
         held: descriptor of the environment's lock; every child keeps it open, so the lock outlives a killed builder.
 
     Raises:
@@ -56,14 +58,14 @@ def fill(folder: Path, description: Description, locks: Path, uv: Uv | None, say
     """
     name = description.name
     began = time.monotonic()
-    say(f"{name}: building into {folder} ({description.about})")
+    log.info(f"{name}: building into {folder} ({description.about})")
     _step([sys.executable, "-m", "venv", "--without-pip", str(folder)], f"{name}: python -m venv failed", held)
     python = folder / "bin" / "python"
-    torch = _install_torch(python, description, locks, uv, say, held)
+    torch = _install_torch(python, description, locks, uv, held)
     for file in description.locks:
         try:
             what = f"{name}: {len(pins(locks / file))} packages of {file}"
-            _install(python, locks / file, what, uv, say, held)
+            _install(python, locks / file, what, uv, held)
         except InstallFailed as error:
             raise EnvironmentBuildError(f"environment {name}: pip could not install {file}: {error}") from error
     for alias, (distribution, version) in description.alias.items():
@@ -76,23 +78,23 @@ def fill(folder: Path, description: Description, locks: Path, uv: Uv | None, say
     _write_marker(
         folder, {"name": name, "seconds": round(seconds, 1), "bytes": used, "torch": torch, "python": python_version}
     )
-    say(f"{name}: built in {seconds:.0f} s, {size(used)}")
+    log.info(f"{name}: built in {seconds:.0f} s, {size(used)}")
 
 
-def _install_torch(python: Path, description: Description, locks: Path, uv: Uv | None, say: Say, held: int) -> str:
+def _install_torch(python: Path, description: Description, locks: Path, uv: Uv | None, held: int) -> str:
     """Install the first torch that is to be had; returns its lock file's name ("" when none is asked for)."""
     missing: list[str] = []
     for file in description.torch:
         wanted = f"torch=={pins(locks / file)['torch']}"
         try:
-            _install(python, locks / file, f"{description.name}: {wanted}", uv, say, held)
+            _install(python, locks / file, f"{description.name}: {wanted}", uv, held)
         except InstallFailed as error:
             if not error.not_found:
                 raise EnvironmentBuildError(
                     f"environment {description.name}: pip could not install {wanted}: {error}"
                 ) from error
             missing.append(f"{wanted}: {error.reason}")
-            say(f"{description.name}: pip finds no {wanted} here ({error.reason})")
+            log.info(f"{description.name}: pip finds no {wanted} here ({error.reason})")
         else:
             return file
     if missing:
@@ -102,7 +104,7 @@ def _install_torch(python: Path, description: Description, locks: Path, uv: Uv |
     return ""
 
 
-def _install(python: Path, lock: Path, what: str, uv: Uv | None, say: Say, held: int) -> None:
+def _install(python: Path, lock: Path, what: str, uv: Uv | None, held: int) -> None:
     """Install what a lock file pins by uv; by pip where there is no uv, or where uv fails.
 
     pip is asked again because it may reach what uv cannot: it has more kinds of settings, and knows more of them.
@@ -112,12 +114,12 @@ def _install(python: Path, lock: Path, what: str, uv: Uv | None, say: Say, held:
     """
     if uv is not None:
         try:
-            return uv.install(python, lock, what, say, held)
+            return uv.install(python, lock, what, held)
         except InstallFailed as error:
-            say(f"{what}: uv failed ({error.reason}); trying pip")
+            log.info(f"{what}: uv failed ({error.reason}); trying pip")
     if not python.with_name("pip3").exists():
         _step([str(python), "-I", "-m", "ensurepip"], f"{what}: python -m ensurepip failed", held)
-    return pip_install(python, lock, what, say, held)
+    return pip_install(python, lock, what, held)
 
 
 def _step(command: Sequence[str], failure: str, held: int) -> None:

@@ -3,13 +3,14 @@
 Index, find-links, constraints, proxies and certificates are those that pip is configured with on this machine.
 """
 
+import logging
 import os
 import re
 import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from infra.environments.pip_settings import (
     without_index,
 )
 
+log = logging.getLogger(__name__)
+
 TAIL_LINES = 20
 SAY_EVERY_SECONDS = 10.0
 NOT_FOUND = re.compile(r"No matching distribution found for ([^\s(]+)")
@@ -28,8 +31,6 @@ NOT_FOUND = re.compile(r"No matching distribution found for ([^\s(]+)")
 NOISE = "is ignored: it is neither a file nor a directory."
 # Nothing is resolved and nothing is compiled: most of what is installed is never imported.
 AS_PINNED = ("--no-deps", "--only-binary=:all:")
-
-Say = Callable[[str], None]
 
 
 class InstallFailed(Exception):
@@ -77,7 +78,7 @@ class Uv:
         variables = uv_variables(settings, os.environ) | {"UV_CACHE_DIR": str(cache)}
         return cls(python.with_name("uv"), arguments, variables)
 
-    def install(self, python: Path, lock: Path, what: str, say: Say, held: int) -> None:
+    def install(self, python: Path, lock: Path, what: str, held: int) -> None:
         """Install what a lock file pins; files are hard links to uv's cache where the file system has them.
 
         Raises:
@@ -85,10 +86,10 @@ class Uv:
         """
         command = [str(self.program), "pip", "install", f"--python={python}", *AS_PINNED, *self.arguments]
         command += ["--no-compile-bytecode", "--no-progress", "--color=never", f"--requirements={lock}"]
-        follow(command, what, say, held, {**own_environment(), **self.variables})
+        follow(command, what, held, {**own_environment(), **self.variables})
 
 
-def pip_install(python: Path, lock: Path, what: str, say: Say, held: int) -> None:
+def pip_install(python: Path, lock: Path, what: str, held: int) -> None:
     """Install what a lock file pins by the pip that the environment's Python has.
 
     Args:
@@ -102,18 +103,15 @@ def pip_install(python: Path, lock: Path, what: str, say: Say, held: int) -> Non
     """
     command = [str(python), "-I", "-m", "pip", "install", *AS_PINNED, "--no-compile", "--no-user", "--no-input"]
     command += ["--disable-pip-version-check", "--no-warn-script-location", "--progress-bar=off", "-r", str(lock)]
-    follow(command, what, say, held)
+    follow(command, what, held)
 
 
-def follow(
-    command: Sequence[str], what: str, say: Say, held: int, environment: Mapping[str, str] | None = None
-) -> None:
+def follow(command: Sequence[str], what: str, held: int, environment: Mapping[str, str] | None = None) -> None:
     """Run uv or pip, saying every ten seconds what it is at.
 
     Args:
         command: what to run.
         what: the start of each progress line.
-        say: gets the lines.
         held: descriptor of a lock, which lasts for as long as the command runs, whatever becomes of this process.
         environment: the command's variables; this process's own when not given.
 
@@ -121,7 +119,7 @@ def follow(
         InstallFailed: it could not be started, or did not end with 0.
     """
     began = time.monotonic()
-    say(what)
+    log.info(what)
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     try:
         process = subprocess.Popen(
@@ -144,7 +142,9 @@ def follow(
             while process.poll() is None:
                 reader.join(SAY_EVERY_SECONDS)
                 if reader.is_alive():
-                    say(f"{what}: {time.monotonic() - began:.0f} s, at: {tail[-1].strip() if tail else 'its start'}")
+                    log.info(
+                        f"{what}: {time.monotonic() - began:.0f} s, at: {tail[-1].strip() if tail else 'its start'}"
+                    )
                 else:
                     process.wait()
         except BaseException:
@@ -153,7 +153,7 @@ def follow(
         reader.join()
     if process.returncode != 0:
         raise InstallFailed(process.returncode, list(tail))
-    say(f"{what}: done in {time.monotonic() - began:.0f} s")
+    log.info(f"{what}: done in {time.monotonic() - began:.0f} s")
 
 
 def _read(lines: Iterable[str], tail: deque[str]) -> None:

@@ -65,11 +65,11 @@ class Layers:
         self.last = self._all.shape[1] - 1
 
     def tap(self, tap: int) -> torch.Tensor:
-        """float32 [tokens, hidden]; tap L after the norm."""
+        """float32 [tokens, hidden]; tap L post-norm."""
         return self._head.normed(self._all[:, tap]) if tap == self.last else self._all[:, tap]
 
     def neighbour(self, tap: int) -> float:
-        """Median distance of a tap to the nearer of its neighbouring layers; of tap L, after the norm."""
+        """Median distance of a tap to the nearer of its neighbouring layers; of tap L, post-norm."""
         if tap == self.last:
             return median(self._head.normed(self._all[:, tap - 1]), self.tap(tap))
         around = [near for near in (tap - 1, tap + 1) if near >= 0]

@@ -5,7 +5,7 @@ trust the table: it takes a handful of the round's samples, with the round's exa
 captured with every layer of a reference that shares no code with it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -72,9 +72,7 @@ def compute_truth(round_: Round, tokens: Sequence[Sequence[int]]) -> Truth:
         return Truth(why=error.what)
 
 
-def capture(
-    serving: Serving, tokens: Sequence[Sequence[int]], say: Callable[[str], None] | None = None
-) -> list[States]:
+def capture(serving: Serving, tokens: Sequence[Sequence[int]]) -> list[States]:
     """What a server of profile ``extract`` makes of the sequences, several in flight.
 
     Raises:
@@ -82,7 +80,7 @@ def capture(
         EngineError: it cannot be reached or fails.
     """
     config = serving.round.config.extract
-    extractor = serving.extractor(config.timeout_seconds, say)
+    extractor = serving.extractor(config.timeout_seconds)
     send = serving.flights.around(extractor.extract)
     return [states for _, states in run_ordered(tokens, send, min(config.concurrency, len(tokens)), len(tokens))]
 

@@ -5,7 +5,8 @@ or a template, training looks fine and acceptance in serving is near nothing. Th
 tokens, one engine after the other, and stops the round unless they agree.
 """
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 
 from infra.config.load import build_round
 from infra.config.round import EngineName, RoundConfig
@@ -19,6 +20,8 @@ from infra.results import Parity, TapParity
 from infra.round.context import Round
 from infra.round.serving import Serving
 
+log = logging.getLogger(__name__)
+
 PARITY = "parity.json"
 ARGMAX_AGREEMENT = 0.95
 """Least share of positions, near-ties apart, at which both final states lead to the same token."""
@@ -27,8 +30,6 @@ STRETCH_FACTOR = 2.0
 """How far the median of one stretch of positions may lie above the bound: it has fewer tokens."""
 REFERENCE_TOKENS = 1024
 """Most tokens that the reference computes; it gives every layer of the target, so it needs memory."""
-
-Say = Callable[[str], None]
 
 
 def alone(config: RoundConfig, engine: EngineName, samples: int) -> RoundConfig:
@@ -66,13 +67,13 @@ def prompt_sequences(round_: Round) -> list[list[int]]:
     return _spread(round_, [round_.chat.render(prompt.messages, arguments) for prompt in round_.prompts])
 
 
-def _spread(round_: Round, found: list[list[int]]) -> list[list[int]]:
+def _spread(round_: Round, sequences: list[list[int]]) -> list[list[int]]:
     bounds = round_.config.gates.parity
-    found.sort(key=len, reverse=True)
-    count = min(bounds.samples, len(found))
-    places = {round(number * (len(found) - 1) / max(1, count - 1)) for number in range(count)}
+    sequences.sort(key=len, reverse=True)
+    count = min(bounds.samples, len(sequences))
+    places = {round(number * (len(sequences) - 1) / max(1, count - 1)) for number in range(count)}
     longest = min(bounds.tokens, round_.extracting.max_model_len - 1)
-    return [found[place][:longest] for place in sorted(places)]
+    return [sequences[place][:longest] for place in sorted(places)]
 
 
 def conversations(round_: Round) -> list[list[Message]]:
@@ -80,7 +81,7 @@ def conversations(round_: Round) -> list[list[Message]]:
     return [list(prompt.messages) for prompt in round_.prompts[: round_.config.gates.parity.samples]]
 
 
-def take(serving: Serving, tokens: Sequence[Sequence[int]], say: Say | None = None) -> Side:
+def take(serving: Serving, tokens: Sequence[Sequence[int]]) -> Side:
     """What a server of profile ``extract`` makes of the sequences, several in flight, and of the conversations.
 
     Raises:
@@ -88,70 +89,71 @@ def take(serving: Serving, tokens: Sequence[Sequence[int]], say: Say | None = No
         EngineError: it cannot be reached, fails, or does not tell its tokens.
     """
     round_, config = serving.round, serving.round.config
-    client = serving.ready(config.extract.timeout_seconds, say)
+    client = serving.ready(config.extract.timeout_seconds)
     extractor = serving.extractor(config.extract.timeout_seconds)
     flight = min(config.extract.concurrency, len(tokens))
     send = serving.flights.around(extractor.extract)
-    states = [found for _, found in run_ordered(tokens, send, flight, len(tokens))]
+    states = [captured for _, captured in run_ordered(tokens, send, flight, len(tokens))]
     arguments = config.prompts.template_args
     chats = [client.tokenize_chat(messages, arguments) for messages in conversations(round_)]
     return Side(f"{serving.engine} {round_.versions[serving.engine]}", states, chats)
 
 
-def judge(round_: Round, one: Side, other: Side, say: Say) -> Parity:
+def judge(round_: Round, extracting: Side, serving: Side) -> Parity:
     """Compare two sides, with the distances between the target's layers where a reference can give them.
 
     Args:
-        one: of the engine that extracts.
-        other: of the engine that serves.
-        say: told when there is no reference.
+        extracting: of the engine that extracts.
+        serving: of the engine that serves.
     """
     head = Head(round_.target)
-    found = compare(round_.target, round_.config.extract.taps, one, other, _layers(round_, one, head, say), head)
-    return found.model_copy(update={"tokeniser_fault": _tokeniser_fault(round_, one, other)})
+    result = compare(
+        round_.target, round_.config.extract.taps, extracting, serving, _layers(round_, extracting, head), head
+    )
+    return result.model_copy(update={"tokeniser_fault": _tokeniser_fault(round_, extracting, serving)})
 
 
-def parity_gate(found: Parity) -> None:
+def parity_gate(result: Parity) -> None:
     """Stop when two engines do not compute the same.
 
     Raises:
         GateError: they part in tokens, in states at a tap, or in the tokens that the final states lead to.
     """
-    if found.tokeniser_fault:
+    if result.tokeniser_fault:
         raise GateError(
             "parity",
-            found.tokeniser_fault,
+            result.tokeniser_fault,
             expected="the same token ids from both engines and the target's own template",
             fix="give both engines the tokenizer and chat template in the target's folder, and the same template_args",
         )
-    faults = [text for tap in found.taps if (text := tap_fault(found, tap))]
+    faults = [text for tap in result.taps if (text := tap_fault(result, tap))]
     if faults:
         raise GateError(
             "parity",
-            f"{found.serving} does not compute what {found.extracting} computes for the same {found.tokens:,} tokens: "
-            + "; ".join(faults),
+            f"{result.serving} does not compute what {result.extracting} computes for the same "
+            f"{result.tokens:,} tokens: " + "; ".join(faults),
             expected="medians within their bounds at every tap",
-            fix=_remedy(found),
+            fix=_remedy(result),
         )
-    if found.argmax_counted >= ARGMAX_MINIMUM and found.argmax < ARGMAX_AGREEMENT:
+    if result.argmax_counted >= ARGMAX_MINIMUM and result.argmax < ARGMAX_AGREEMENT:
         raise GateError(
             "parity",
-            f"the final states of {found.extracting} and {found.serving} lead to the same token at {found.argmax:.1%} "
-            f"of {found.argmax_counted} positions ({found.near_ties} near-ties apart)",
+            f"the final states of {result.extracting} and {result.serving} lead to the same token at "
+            f"{result.argmax:.1%} of {result.argmax_counted} positions ({result.near_ties} near-ties apart)",
             expected=f"at least {ARGMAX_AGREEMENT:.0%}",
             fix="look for differences in weights, dtype or quantisation between the two engines",
         )
 
 
-def tap_fault(found: Parity, tap: TapParity) -> str:
+def tap_fault(result: Parity, tap: TapParity) -> str:
     """What is wrong at a tap, in words; empty when nothing is."""
-    name = "the final state" if tap.tap == found.layers else f"tap {tap.tap}"
+    name = "the final state" if tap.tap == result.layers else f"tap {tap.tap}"
     if tap.median > tap.bound:
         why = f", {tap.seen}" if tap.seen else ""
         return f"{name} differs by {tap.median:.3g} in the median, bound {tap.bound:.2g}{why}"
     bad = [number for number, value in enumerate(tap.by_position) if value > STRETCH_FACTOR * tap.bound]
     if bad:
-        start = bad[0] * found.stretch
+        start = bad[0] * result.stretch
         return (
             f"{name} differs by {tap.by_position[bad[0]]:.3g} from position {start} on and agrees before it"
             if bad[-1] == len(tap.by_position) - 1
@@ -167,26 +169,26 @@ REMEDIES = {
 }
 
 
-def _remedy(found: Parity) -> str:
-    beyond = [tap for tap in found.taps if tap.median > tap.bound]
+def _remedy(result: Parity) -> str:
+    beyond = [tap for tap in result.taps if tap.median > tap.bound]
     for cause, remedy in REMEDIES.items():
         if any(tap.cause == cause for tap in beyond):
             return remedy
     if not beyond:
         return "most states are right: look at chunked prefill, prefix caching and attention windows"
-    if len(beyond) == len(found.taps):
+    if len(beyond) == len(result.taps):
         return "every tap differs: compare weights, dtype, quantisation, rotary settings and attention backends"
     return "no layer near by explains it: compare dtype, quantisation and attention backends of the two engines"
 
 
-def _layers(round_: Round, side: Side, head: Head, say: Say) -> Layers | None:
+def _layers(round_: Round, side: Side, head: Head) -> Layers | None:
     mode = round_.config.gates.convention.reference
     if mode == "none":
         return None
     chosen: list[list[int]] = []
     room = REFERENCE_TOKENS
-    for item in side.states:
-        chosen.append(item.token_ids[:room].tolist())
+    for states in side.states:
+        chosen.append(states.token_ids[:room].tolist())
         room -= len(chosen[-1])
         if not room:
             break
@@ -195,15 +197,15 @@ def _layers(round_: Round, side: Side, head: Head, say: Say) -> Layers | None:
         with Reference(round_.target, round_.settings, mode, device, devices, round_.scratch) as reference:
             return Layers([states.hidden for states in reference.states(chosen)], head)
     except ReferenceUnavailable as error:
-        say(f"parity is judged without the distances between layers: {error}")
+        log.info(f"parity is judged without the distances between layers: {error}")
         return None
 
 
-def _tokeniser_fault(round_: Round, one: Side, other: Side) -> str:
+def _tokeniser_fault(round_: Round, extracting: Side, serving: Side) -> str:
     arguments = round_.config.prompts.template_args
     for number, messages in enumerate(conversations(round_)):
         ours = round_.chat.render(messages, arguments)
-        for side in (one, other):
+        for side in (extracting, serving):
             theirs = list(side.chats[number])
             if theirs != ours:
                 shorter = min(len(ours), len(theirs))

@@ -36,7 +36,7 @@ class Detached:
         process = guard.look_up(pid)
         if process is None or not process.running:
             raise ProcessFailed(f"process {pid} ended at once", fix="read its log")
-        return cls(pid, f"{guard.this_place().boot}:{process.identity.start}")
+        return cls(pid, f"{guard.this_pid_scope().boot}:{process.identity.start}")
 
     @property
     def alive(self) -> bool:
@@ -73,7 +73,7 @@ class Detached:
     def _identity(self) -> Identity | None:
         """None when it is of another boot."""
         boot, _, start = self.started.rpartition(":")
-        return Identity(self.pid, int(start)) if boot == guard.this_place().boot and start.isdigit() else None
+        return Identity(self.pid, int(start)) if boot == guard.this_pid_scope().boot and start.isdigit() else None
 
 
 def this_process() -> Detached:

@@ -15,7 +15,7 @@ from typing import Any
 
 from infra.config.round import ENGINES
 from infra.machine.disk import SHARED_MEMORY
-from infra.machine.processes.guard import this_place, write_private
+from infra.machine.processes.guard import this_pid_scope, write_private
 from infra.machine.processes.records import SUFFIX, trees
 
 NOTE = ".shm.json"
@@ -58,7 +58,7 @@ def leftover_segments(run_dir: Path, folder: Path = SHARED_MEMORY) -> list[Segme
     """Segments of dead trees of ours that nobody uses."""
     living = {_note_of(saved.path) for saved in trees(run_dir) if saved.is_running(saved.owner) or saved.members()}
     notes = [note for path in sorted(run_dir.glob(f"*{NOTE}")) if path not in living and (note := _read(path))]
-    boot = this_place().boot
+    boot = this_pid_scope().boot
     noted = {
         name: (inode, note["purpose"])
         for note in notes
@@ -77,7 +77,7 @@ def leftover_segments(run_dir: Path, folder: Path = SHARED_MEMORY) -> list[Segme
 
 def forget_segments(run_dir: Path, folder: Path = SHARED_MEMORY) -> None:
     """Remove this host's notes of dead trees of which nothing is left."""
-    here = this_place()
+    here = this_pid_scope()
     living = {_note_of(saved.path) for saved in trees(run_dir)}
     for path in set(run_dir.glob(f"*{NOTE}")) - living:
         note = _read(path)

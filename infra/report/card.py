@@ -45,10 +45,11 @@ def card(result: Report, engine: str, source: str = "") -> str:
         "## What to expect",
         verdict(result),
         table(acceptance_table(result)),
-        "Tokens a step includes the target's own token: 1.0 is no speculation. In brackets: 95 % bootstrap interval "
+        "Acceptance length counts the target's own token: 1.0 is no speculation. In brackets: 95 % bootstrap interval "
         "over prompts.",
         table(speed_table(result)),
-        "Times are median / 95th percentile. Speed depends on the machine; measure on yours.",
+        "TTFT is the time to the first token, ITL the time between tokens: median / 95th percentile. "
+        "Speed depends on the machine; measure on yours.",
         "## How it was made",
         _training(result),
         table(_provenance(result, base, engine)),

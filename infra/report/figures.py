@@ -85,19 +85,19 @@ def training_figure(history: Sequence[TrainPoint], validation: Sequence[TrainPoi
 
 
 def acceptance_figure(report: Report) -> bytes:
-    """Share of draft starts accepted at each position: predicted, live on held-out, live on evaluation prompts."""
+    """Acceptance rate by position: predicted, live on held-out, live on evaluation prompts."""
     series: list[tuple[str, str, Acceptance]] = [("predicted, held-out", GREY, report.evaluation.predicted.acceptance)]
     for prompts, name, colour in (("heldout", "held-out", BLUE), ("evaluation", "evaluation", ORANGE)):
         measured = report.live(prompts)
         if measured is not None:
             series.append((f"live, {name}", colour, measured.acceptance))
     figure, (axes,) = _figure()
-    _title(axes, "Accepted drafts by position")
+    _title(axes, "Acceptance rate by position")
     width = 0.8 / len(series)
     for index, (label, colour, acceptance) in enumerate(series):
         offset = (index - (len(series) - 1) / 2) * width
         places = [position + offset for position in range(len(acceptance.by_position))]
-        name = f"{label}: {acceptance.length:.2f} tokens a step"
+        name = f"{label}: acceptance length {acceptance.length:.2f}"
         bars = axes.bar(places, acceptance.by_position, width * 0.92, color=colour, label=name)
         axes.bar_label(bars, [percent(share) for share in acceptance.by_position], padding=2, fontsize=7.5, color=INK)
     depth = max(len(acceptance.by_position) for _, _, acceptance in series)
@@ -105,7 +105,7 @@ def acceptance_figure(report: Report) -> bytes:
     axes.set_xticks(range(depth), [f"position {position}" for position in range(depth)])
     axes.set_xlim(-0.6, max(depth, 2) - 0.4)
     axes.set_ylim(0, max(top * 1.12, 0.05))
-    axes.set_ylabel("share of draft starts")
+    axes.set_ylabel("acceptance rate")
     axes.yaxis.set_major_formatter(_PERCENT)
     axes.yaxis.set_major_locator(MaxNLocator(5))
     figure.legend(loc="outside lower center", ncols=len(series), **_LEGEND)

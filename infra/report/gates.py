@@ -47,7 +47,7 @@ def layers_text(found: Convention, parity: Parity | None = None) -> str:
     )
     return (
         f"{verdict} Compared with the target in transformers ({found.reference}) on {found.tokens:,} tokens of "
-        f"{found.prompts} samples: medians of the relative error by token, the final state after the norm; a tap's own "
+        f"{found.prompts} samples: medians of the relative error by token, the final state post-norm; a tap's own "
         f"error is at most {max(found.ratios):.2g} of the nearer neighbour's (bound 0.2). The final states lead to the "
         f"reference's token at {_share(found.argmax_agreed, found.argmax_counted)} of {found.argmax_counted} positions "
         f"({found.near_ties} near-ties apart), and to the engine's own next token in {own}."
@@ -109,7 +109,7 @@ def parity_text(found: Parity) -> str:
     )
     return (
         f"{found.serving} against {found.extracting} on the same {found.tokens:,} tokens in {found.sequences} "
-        f"sequences; {tokens}. Errors are relative, by token; the final state is compared after the norm. Bounds are "
+        f"sequences; {tokens}. Errors are relative, by token; the final state is compared post-norm. Bounds are "
         f"{known}. The final states lead to the same token at {percent(found.argmax)} of {found.argmax_counted} "
         f"positions ({found.near_ties} near-ties apart)."
     )

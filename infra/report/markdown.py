@@ -27,7 +27,7 @@ LOOPING = 0.1
 SAME_DRAFTS = 0.05
 """Relative difference from what was asked for below which the drafts of a step are not told: an answer's end cuts."""
 NOT_MEASURED = "Which layers the engine captured is not told: no whole measurement lies beside these states."
-OTHERS = "Tokens a step, as each round's own report says; a round may have other prompts, lengths and settings."
+OTHERS = "Acceptance lengths, as each round's own report says; a round may have other prompts, lengths and settings."
 
 
 def report(result: Report, figures: Mapping[str, str]) -> str:
@@ -44,12 +44,14 @@ def report(result: Report, figures: Mapping[str, str]) -> str:
         verdict(result),
         "## Acceptance",
         table(acceptance_table(result)),
-        "Tokens a step counts what one step of the target yields, its own token included: 1.0 is no speculation. "
-        "In brackets the 95 % bootstrap interval over prompts. Positions are shares of draft starts.",
-        _image(figures, "acceptance", "Share of drafts accepted at each position"),
+        "Acceptance length counts the tokens of one step of the target, its own included: 1.0 is no speculation. "
+        "In brackets is the 95 % bootstrap interval over prompts. Positions show acceptance rates: the share of draft "
+        "starts whose draft there was accepted.",
+        _image(figures, "acceptance", "Acceptance rate by position"),
         "## Speed",
         table(speed_table(result)),
-        f"Times are median / 95th percentile, seen by the client. {_layout(result)}",
+        "TTFT is the time to the first token, ITL the time between tokens: median / 95th percentile, seen by the "
+        f"client. {_layout(result)}",
         _image(figures, "throughput", "Throughput without and with the draft"),
         "## Training",
         _training(result),
@@ -274,7 +276,7 @@ def _acceptance_row(label: str, flight: str, found: Acceptance, depth: int, loop
     return {
         "measured": label,
         "in flight": flight,
-        "tokens a step": length(found),
+        "acceptance length": length(found),
         **{f"position {place}": _at(found.by_position, place) for place in range(depth)},
         "starts": f"{found.starts:,}",
         "prompts": f"{found.prompts:,}",
@@ -282,15 +284,15 @@ def _acceptance_row(label: str, flight: str, found: Acceptance, depth: int, loop
     }
 
 
-def _speed_row(item: Measured, draft: str, speed: Speed, change: str) -> dict[str, str]:
+def _speed_row(item: Measured, draft: str, speed: Speed, speed_up: str) -> dict[str, str]:
     return {
         "prompts": PROMPTS[item.prompts],
         "in flight": in_flight(speed, item.concurrency),
         "draft": draft,
         "tokens/s": f"{speed.tokens_per_second:,.1f}",
-        "change": change,
-        "first token, ms": f"{milliseconds(speed.first_token_p50)} / {milliseconds(speed.first_token_p95)}",
-        "between tokens, ms": f"{milliseconds(speed.between_tokens_p50)} / {milliseconds(speed.between_tokens_p95)}",
+        "speed-up": speed_up,
+        "TTFT, ms": f"{milliseconds(speed.first_token_p50)} / {milliseconds(speed.first_token_p95)}",
+        "ITL, ms": f"{milliseconds(speed.between_tokens_p50)} / {milliseconds(speed.between_tokens_p95)}",
     }
 
 

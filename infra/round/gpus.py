@@ -1,7 +1,6 @@
 """GPUs for a round: how many it wants, getting them free by its policy, and which ones its processes then see."""
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from infra.config.round import RoundConfig
@@ -39,13 +38,9 @@ def view(settings: Settings, share: float) -> View:
     return View(settings.run_dir, allowed, settings.gpus_alone, share)
 
 
-def clear_gpus(config: RoundConfig, settings: Settings, say: Callable[[str], None]) -> Cleared:
-    """Get as many GPUs free as the round wants, by its policy; that a slot was given is no proof that they are.
-
-    Args:
-        say: called with a line of progress.
-    """
-    return Clearing(config.gpu, view(settings, config.gpu.free), gpus_wanted(config), say).run()
+def clear_gpus(config: RoundConfig, settings: Settings) -> Cleared:
+    """Get as many GPUs free as the round wants, by its policy; that a slot was given is no proof that they are."""
+    return Clearing(config.gpu, view(settings, config.gpu.free), gpus_wanted(config)).run()
 
 
 def use_gpus(round_: "Round", cleared: Cleared) -> None:

@@ -68,7 +68,7 @@ class Ledger:
         self.starts += serving.seconds_to_ready
         self.restarts[serving.profile] += sum(serving.seconds_to_ready[1:])
         # A hang is told again by what was done about it: the next rung, or a new start.
-        self.notes += [notice.text for notice in serving.notices if notice.what != "hang"]
+        self.notes += [event.text for event in serving.events if event.name != "server.hang"]
 
     def look_at_disk(self, round_: Round) -> None:
         """Measure what the round holds now."""

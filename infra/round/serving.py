@@ -1,22 +1,24 @@
 """One engine server for one purpose, started when first needed and again after it died."""
 
+import logging
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from infra.config.round import EngineConfig, EngineName
 from infra.engines.client.client import Client, EngineSilent
 from infra.engines.client.extraction import Extractor
 from infra.engines.client.flights import Flights
 from infra.engines.registry import LaunchRequest, Profile, Server, find_engine, start
-from infra.engines.server.notice import Notice, OnNotice, What
 from infra.engines.server.watch import Watch
 from infra.errors import EngineError
+from infra.events import Event
 from infra.machine.logtail import last_lines
 from infra.round.context import Round
+
+log = logging.getLogger(__name__)
 
 LOG_LINES = 6
 DEATH_SHOWS_SECONDS = 3.0
@@ -31,8 +33,8 @@ class Serving:
 
     Attributes:
         flights: the requests of the live server; whoever sends one says so there, and the server is watched by it.
-        notices: what happened to its servers.
-        on_notice: called with each of them, in the thread that waits for the server.
+        events: what happened to its servers; the events of a start, ``server.hang``, ``server.restart`` and
+            ``server.quarantine``.
     """
 
     def __init__(
@@ -57,8 +59,7 @@ class Serving:
         )
         self.seconds_to_ready: list[float] = []
         self.flights = Flights()
-        self.notices: list[Notice] = []
-        self.on_notice: OnNotice | None = None
+        self.events: list[Event] = []
         self._server: Server | None = None
         self._client: Client | None = None
         self._watch: Watch | None = None
@@ -68,18 +69,14 @@ class Serving:
         """How the engine runs."""
         return self._request.config
 
-    def note(self, what: What, text: str) -> None:
-        """Keep a notice about this server and pass it on."""
-        self._note(Notice(what, self.name, f"{self.name}: {text}"))
-
-    def _note(self, notice: Notice) -> None:
-        self.notices.append(notice)
-        if self.on_notice is not None:
-            self.on_notice(notice)
+    def tell(self, what: Literal["hang", "restart", "quarantine"], text: str) -> None:
+        """Log and keep an event of this server's."""
+        self.events.append(Event(f"server.{what}", f"server.{self.name}", f"{self.name}: {text}"))
+        self.events[-1].tell(log)
 
     @property
     def name(self) -> str:
-        """What the server is called in notices and logs, e.g. ``vllm-extract``."""
+        """What the server is called in events and logs, e.g. ``vllm-extract``."""
         return f"{self.engine}-{self.profile}" + ("-draft" if self._request.draft is not None else "")
 
     def begin(self) -> None:
@@ -90,7 +87,7 @@ class Serving:
                 self.staging.mkdir(parents=True)
             self._server = start(self.engine, self._request, self.round.settings)
 
-    def ready(self, timeout: float, on_progress: Callable[[str], None] | None = None) -> Client:
+    def ready(self, timeout: float) -> Client:
         """A client of the live server; a server that died is started anew.
 
         Args:
@@ -104,17 +101,19 @@ class Serving:
             raise EngineError(f"{self.engine} was stopped while it was being started")
         if self._client is None:
             try:
-                server.wait_ready(on_progress, self._note)
+                server.wait_ready()
             except EngineError:
                 self.stop()  # another attempt starts a fresh one, at the ladder's top
                 raise
+            finally:
+                self.events += server.events
             self.seconds_to_ready.append(server.started_seconds)
             self._client = Client(server.base_url, find_engine(self.engine).dialect, timeout)
         return self._client
 
-    def watched(self, timeout: float, on_progress: Callable[[str], None] | None = None) -> Client:
+    def watched(self, timeout: float) -> Client:
         """As :meth:`ready`, and from now on a server that hangs is ended: requests must be told to ``flights``."""
-        client = self.ready(timeout, on_progress)
+        client = self.ready(timeout)
         if self._server is not None and self._watch is None:
             self.flights = Flights()
             self._server.state = "serving"
@@ -141,8 +140,8 @@ class Serving:
 
     def _tell_hang(self) -> None:
         hang = self._server.hang if self._server is not None else ""
-        if hang and not any(notice.what == "hang" and notice.text.endswith(hang) for notice in self.notices):
-            self.note("hang", hang)
+        if hang and not any(event.name == "server.hang" and event.text.endswith(hang) for event in self.events):
+            self.tell("hang", hang)
 
     def _illness(self) -> str | None:
         try:
@@ -158,9 +157,9 @@ class Serving:
             self._watch = None
             self._tell_hang()
 
-    def extractor(self, timeout: float, on_progress: Callable[[str], None] | None = None) -> Extractor:
+    def extractor(self, timeout: float) -> Extractor:
         """The extraction side of the live server, which is watched."""
-        client = self.watched(timeout, on_progress)
+        client = self.watched(timeout)
         engine, version = find_engine(self.engine), self.round.versions[self.engine]
         return engine.extractor(client, self._request, version)
 

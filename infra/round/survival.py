@@ -92,12 +92,12 @@ class Attempt:
                 fix="read the server's log; what is done is kept, and the next run goes on from there",
             )
         self._suspects += sorted(set(lost) - set(self._suspects))
-        self._serving.note("restart", f"started anew after it died with {len(lost)} requests open: {why}")
+        self._serving.tell("restart", f"started anew after it died with {len(lost)} requests open: {why}")
 
     def _quarantine(self, sample: str, why: str) -> None:
         self._suspects.remove(sample)
         self.quarantined[sample] = why
-        self._serving.note("quarantine", f"sample {sample} is left out, the server died on it twice: {why}")
+        self._serving.tell("quarantine", f"sample {sample} is left out, the server died on it twice: {why}")
         count = self._earlier + len(self.quarantined)
         if count > self._most:
             raise TooManyDeaths(

@@ -1,6 +1,7 @@
 """The evaluate step: predict acceptance from held-out states, then measure it where the draft is served."""
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from infra.round.serving import Serving
 from infra.round.states import extracted_samples
 from infra.store.samples import Sample
 
+log = logging.getLogger(__name__)
+
 SERVER_OVERHEAD_BYTES = 4 << 30
 """Memory of a CPU server besides weights: runtime, activations and a 2 GiB KV cache."""
 WARM_UP_PROMPTS = 4
@@ -25,7 +28,6 @@ HELDOUT = "heldout"
 BLOCKS = 4
 LAUNCHES = 2
 """How often ``abba`` launches each server."""
-Say = Callable[[str], None]
 
 
 class ServerLost(EngineError):
@@ -114,7 +116,7 @@ class LiveRuns:
         return self.runs[(name, concurrency, draft)]
 
 
-def measure(round_: Round, plain: Serving, drafted: Serving, sets: Sequence[PromptSet], how: str, say: Say) -> LiveRuns:
+def measure(round_: Round, plain: Serving, drafted: Serving, sets: Sequence[PromptSet], how: str) -> LiveRuns:
     """Serve every prompt set without and with the draft.
 
     Interleaved: both servers are up and blocks of prompts alternate A B B A, one block at a time, so that both see
@@ -134,7 +136,7 @@ def measure(round_: Round, plain: Serving, drafted: Serving, sets: Sequence[Prom
                     for with_draft in (False, True) if number % 2 == 0 else (True, False):
                         done = _serve(servers[with_draft], clients[with_draft], prompt_set, block, concurrency)
                         live.add((prompt_set.name, concurrency, with_draft), done)
-                    say(f"{prompt_set.name} at {concurrency}: block {number + 1}/{len(blocks)} served")
+                    log.info(f"{prompt_set.name} at {concurrency}: block {number + 1}/{len(blocks)} served")
         return live
     for with_draft, half in order:
         serving = drafted if with_draft else plain
@@ -145,7 +147,7 @@ def measure(round_: Round, plain: Serving, drafted: Serving, sets: Sequence[Prom
                 done = _serve(serving, client, prompt_set, blocks[half % len(blocks)], concurrency)
                 live.add((prompt_set.name, concurrency, with_draft), done)
                 what = f"half {half + 1}/{LAUNCHES}" if len(blocks) == LAUNCHES else "all prompts"
-                say(f"{prompt_set.name} at {concurrency}: {what} served, draft: {with_draft}")
+                log.info(f"{prompt_set.name} at {concurrency}: {what} served, draft: {with_draft}")
         serving.stop()
     return live
 
@@ -188,15 +190,15 @@ def judge(round_: Round, predicted: Predicted, live: LiveRuns, sets: Sequence[Pr
     )
 
 
-def compared(evaluation: Evaluation) -> tuple[chain.Acceptance, chain.Acceptance]:
+def compared(evaluation: Evaluation) -> tuple[chain.ChainCounts, chain.ChainCounts]:
     """(predicted, live) counts on the same held-out prompts, for the serving gate."""
     live = next(item for item in evaluation.measured if item.prompts == HELDOUT)
     return _counts(evaluation.predicted.acceptance), _counts(live.acceptance)
 
 
-def _counts(acceptance: Acceptance) -> chain.Acceptance:
+def _counts(acceptance: Acceptance) -> chain.ChainCounts:
     accepted = tuple(round(share * acceptance.starts) for share in acceptance.by_position)
-    return chain.Acceptance(acceptance.starts, accepted)
+    return chain.ChainCounts(acceptance.starts, accepted)
 
 
 def shortfalls(round_: Round, evaluation: Evaluation, sets: Sequence[PromptSet]) -> list[str]:
@@ -247,9 +249,9 @@ def _live_acceptance(runs: Sequence[Run], measurement: Measurement, drafts: int,
             expected="counters of speculative decoding",
             fix="read the engine's log: is the draft loaded?",
         )
-    total = chain.Acceptance(counters.drafts, counters.accepted_per_position[:drafts])
+    total = chain.ChainCounts(counters.drafts, counters.accepted_per_position[:drafts])
     parts = [
-        chain.Acceptance(item.pieces, (max(0, len(item.token_ids) - 1 - item.pieces),))
+        chain.ChainCounts(item.pieces, (max(0, len(item.token_ids) - 1 - item.pieces),))
         for single in runs
         for item in single.timed
     ]
@@ -290,7 +292,7 @@ def predict(round_: Round, draft: Path) -> Predicted:
     )
 
 
-def _acceptance(total: chain.Acceptance, parts: Sequence[chain.Acceptance]) -> Acceptance:
+def _acceptance(total: chain.ChainCounts, parts: Sequence[chain.ChainCounts]) -> Acceptance:
     interval = chain.bootstrap(parts)
     return Acceptance(
         length=total.length,

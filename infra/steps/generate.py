@@ -24,7 +24,7 @@ TEMPLATE_PROBES = 4
 COMMIT_EVERY = 256
 QUARANTINED = "quarantined"
 """Reason of an answer that is not asked for (again), since the engine dies on it."""
-Record = Callable[[Answer], bool]
+Keep = Callable[[Answer], bool]
 
 
 def journal_path(round_: Round) -> Path:
@@ -151,7 +151,7 @@ def _while_there_is_room(round_: Round, prompts: list[Prompt]) -> Iterator[Promp
 
 
 def _conversation(
-    round_: Round, asking: Asking, prompt: Prompt, done: dict[str, Answer], record: Record
+    round_: Round, asking: Asking, prompt: Prompt, done: dict[str, Answer], record: Keep
 ) -> Iterator[Answer]:
     """Answer the open turns of one conversation, in order; each is recorded before the next is asked."""
     messages: list[Message] | str = prompt.messages
@@ -172,7 +172,7 @@ def _conversation(
             messages = round_.history.after(prompt.messages, answers, prompt.turns[: turn + 1])
 
 
-def _skip_rest(prompt: Prompt, turn: int, cause: Answer, reason: str, done: dict[str, Answer], record: Record) -> None:
+def _skip_rest(prompt: Prompt, turn: int, cause: Answer, reason: str, done: dict[str, Answer], record: Keep) -> None:
     """A conversation has ended; its turns from ``turn`` on are recorded as left out."""
     for later in range(turn, 1 + len(prompt.turns)):
         sample_id = f"{prompt.id}#{later}"

@@ -29,7 +29,8 @@ class StatesMeta:
 
     Attributes:
         taps: taps fed to the draft, ascending; slot ``len(taps)`` is the final state, tap L.
-        final: what the final slot holds: the residual stream before the final norm, or y / w (its direction).
+        final: what the final slot holds: the final state pre-norm, or y / w (its direction; y is the post-norm state, w
+            the norm's weight).
         dtype: element type, ``bf16``.
         hidden_size: width of the residual stream.
         engine: engine that made them.

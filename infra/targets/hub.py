@@ -2,8 +2,9 @@
 
 import functools
 import json
+import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -19,14 +20,15 @@ if TYPE_CHECKING:
 
     from huggingface_hub import DryRunFileInfo
 
+log = logging.getLogger(__name__)
+
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 WEIGHTS = ("*.safetensors",)
 LEFT_OUT = ("consolidated*", "adapter_*", "*/*.safetensors", "*/*.json")
 """The same weights in other layouts (as Mistral's and gpt-oss's repositories carry them): half of the bytes saved."""
-Say = Callable[[str], None]
 
 
-def fetch_snapshot(repository: str, revision: str, code: bool, folder: Path, say: Say) -> None:
+def fetch_snapshot(repository: str, revision: str, code: bool, folder: Path) -> None:
     """Weights, config and tokenizer (and code, where it is trusted) of one revision of a hub's repository.
 
     Args:
@@ -34,7 +36,6 @@ def fetch_snapshot(repository: str, revision: str, code: bool, folder: Path, say
         revision: branch, tag or commit.
         code: whether the target's own Python code is fetched and may run.
         folder: where the files go; files of the same revision that are there stay.
-        say: gets a line now and then.
 
     Raises:
         MissingTarget: the repository cannot be reached, can be no whole target, or does not fit on the disk. Of its
@@ -49,13 +50,13 @@ def fetch_snapshot(repository: str, revision: str, code: bool, folder: Path, say
         commit = HfApi().model_info(repository, revision=revision).sha or revision
         files = HfApi().list_repo_files(repository, revision=commit)
     _refuse(name, *whole_fault(file for file in files if "/" not in file))
-    say(f"{name}: downloading")
+    log.info(f"{name}: downloading")
     get = functools.partial(snapshot_download, repository, revision=commit, local_dir=folder)
     small = [*SMALL_FILES, "*.py"] if code else list(SMALL_FILES)
     with _reached(name):
         get(allow_patterns=small, ignore_patterns=list(LEFT_OUT))
     if lack := _judge_small_files(name, folder, files, code):
-        say(f"{name}: {lack}")
+        log.info(f"{name}: {lack}")
     with _reached(name):
         weights = functools.partial(get, allow_patterns=list(WEIGHTS), ignore_patterns=list(LEFT_OUT))
         _check_room(repository, cast("list[DryRunFileInfo]", weights(dry_run=True)), folder)

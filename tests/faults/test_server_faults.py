@@ -65,7 +65,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def keep(event: str, **_: Any) -> None:
         seen.append(event)
 
-    monkeypatch.setattr("tasks.notices.emit_event", keep)
+    monkeypatch.setattr("tasks.logs.emit_event", keep)
     return seen
 
 
@@ -186,7 +186,7 @@ def test_a_server_that_hangs_while_a_gate_asks_it_is_ended_and_that_is_said(
         with pytest.raises(EngineError):
             ask(serving, [sample.input_ids for sample in round_.samples[:6]])
         assert serving.death(EngineError("the request failed")) is not None
-    [hang] = [notice.text for notice in serving.notices if notice.what == "hang"]
+    [hang] = [event.text for event in serving.events if event.name == "server.hang"]
     assert "requests in flight" in hang
 
 

@@ -95,7 +95,7 @@ class EngineVandal(threading.Thread):
         self.said.append(f"{what}: noticed after {noticed:.1f} s, serving again after {time.monotonic() - begin:.1f} s")
 
     def _restarts(self) -> int:
-        return sum(notice.what == "restart" for notice in self.serving.notices)
+        return sum(event.name == "server.restart" for event in self.serving.events)
 
     def _shards(self, count: int) -> None:
         left = len(shards_of(self.round)) - count
@@ -129,9 +129,9 @@ def test_extraction_goes_on_after_a_bad_rung_a_stopped_engine_and_a_killed_serve
 
     assert faulty_shards(round_, deep=True) == {}
     assert quarantined == {}
-    told = [notice.what for notice in serving.notices]
+    told = [event.name.removeprefix("server.") for event in serving.events]
     assert told == ["rung", "hang", "restart", "remembered", "restart", "remembered"]
-    assert "--no-such-flag" in serving.notices[0].text
-    assert "its token counters stand still" in serving.notices[1].text or "neither" in serving.notices[1].text
-    assert Path(serving.notices[1].text.rpartition("evidence: ")[2]).is_file()
+    assert "--no-such-flag" in serving.events[0].text
+    assert "its token counters stand still" in serving.events[1].text or "neither" in serving.events[1].text
+    assert Path(serving.events[1].text.rpartition("evidence: ")[2]).is_file()
     assert recorded(round_.settings.run_dir) == []

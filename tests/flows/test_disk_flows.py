@@ -58,7 +58,7 @@ def test_the_clean_up_lists_first_and_deletes_when_asked(tmp_path: Path, use: Us
 def test_a_pause_is_told_as_events_and_in_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        "tasks.disk.emit_event", lambda name, resource, payload: events.append((name, resource["prefect.resource.id"]))
+        "tasks.logs.emit_event", lambda name, resource, payload: events.append((name, resource["prefect.resource.id"]))
     )
     with small_disk(tmp_path / "disk", 8 << 20) as disk:
         round_: Any = Standing(disk, budget={"free_bytes": 1 << 20, "pause_seconds": 60})

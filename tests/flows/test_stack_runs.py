@@ -1,5 +1,6 @@
 """What the command line does to the runs and schedules of a real Prefect server; workers and watchers are stand-ins."""
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -87,7 +88,14 @@ def test_schedules_of_a_deployment_that_exists_stay_the_users(client: SyncPrefec
     assert schedules("bare") == [], "a schedule that was deleted does not come back"
 
 
-def test_cancelling_all_lets_no_queued_run_begin(client: SyncPrefectClient, api: str, monkeypatch: Any) -> None:
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What ``deployments`` logged."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("deployments.")]
+
+
+def test_cancelling_all_lets_no_queued_run_begin(
+    client: SyncPrefectClient, api: str, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     first, queued, own = begin(client, "first"), begin(client, "queued", False), client.create_flow_run(theirs)
     client.set_flow_run_state(own.id, Running(), force=True)
 
@@ -98,12 +106,15 @@ def test_cancelling_all_lets_no_queued_run_begin(client: SyncPrefectClient, api:
         for item in client.get_scheduled_flow_runs_for_work_pool(POOL, scheduled_before=datetime.now(UTC)):
             client.set_flow_run_state(item.flow_run.id, Running(), force=True)
 
-    said: list[str] = []
+    caplog.set_level(logging.INFO, "deployments")
     monkeypatch.setattr(upkeep, "time", SimpleNamespace(monotonic=time.monotonic, sleep=work))
-    upkeep.cancel_all(api, said.append)
+    upkeep.cancel_all(api)
     assert (state(client, first), state(client, own)) == ("Cancelled", "Running")
     assert state(client, queued) in ("Scheduled", "Late")
-    assert said == [f"cancelling run {first.name}", "1 runs wait in the queue; they start with the next `eagle3 up`"]
+    assert told(caplog) == [
+        f"cancelling run {first.name}",
+        "1 runs wait in the queue; they start with the next `eagle3 up`",
+    ]
 
     upkeep.ensure_pool(client)
     work(0)
@@ -112,27 +123,29 @@ def test_cancelling_all_lets_no_queued_run_begin(client: SyncPrefectClient, api:
     client.set_flow_run_state(own.id, Completed(), force=True)
 
 
-def test_a_run_of_another_nodes_worker_is_left_to_it(client: SyncPrefectClient) -> None:
+def test_a_run_of_another_nodes_worker_is_left_to_it(
+    client: SyncPrefectClient, caplog: pytest.LogCaptureFixture
+) -> None:
     run = begin(client, "elsewhere")
     other = {"work_pool_name": POOL, "name": "second-node"}
     beat = {"name": other["name"]}
     client.request("POST", "/work_pools/{work_pool_name}/workers/heartbeat", path_params=other, json=beat)
-    said: list[str] = []
-    upkeep.settle(client, said.append)
+    caplog.set_level(logging.INFO, "deployments")
+    upkeep.settle(client)
     assert state(client, run) == "Running"
-    assert said == [f"run {run.name} is left to second-node"]
+    assert told(caplog) == [f"run {run.name} is left to second-node"]
     client.request("DELETE", "/work_pools/{work_pool_name}/workers/{name}", path_params=other)
-    upkeep.settle(client, said.append)
+    upkeep.settle(client)
     assert state(client, run) == "Crashed"
 
 
-def test_only_runs_of_our_workers_are_settled(client: SyncPrefectClient) -> None:
+def test_only_runs_of_our_workers_are_settled(client: SyncPrefectClient, caplog: pytest.LogCaptureFixture) -> None:
     left, own = begin(client, "left"), client.create_flow_run(theirs)
     client.set_flow_run_state(own.id, Running(), force=True)
-    said: list[str] = []
-    upkeep.settle(client, said.append)
+    caplog.set_level(logging.INFO, "deployments")
+    upkeep.settle(client)
     assert (state(client, left), state(client, own)) == ("Crashed", "Running")
-    assert said == [f"run {left.name} had been left Running by an earlier worker: now Crashed"]
+    assert told(caplog) == [f"run {left.name} had been left Running by an earlier worker: now Crashed"]
     assert own.id in {run.id for run in runs(client, LIVE)}, "`eagle3 status` lists it all the same"
     client.set_flow_run_state(own.id, Completed(), force=True)
 

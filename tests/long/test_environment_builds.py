@@ -1,6 +1,7 @@
 """Building environments: once, whole or not at all. The packages are wheels made here; no index is asked."""
 
 import json
+import logging
 import os
 import re
 import signal
@@ -17,10 +18,12 @@ from infra.errors import EnvironmentBuildError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BUILDER = """
+import logging
 import sys
 from pathlib import Path
 from infra.environments.building import build
-print(build("tiny", Path(sys.argv[1]), locks=Path(sys.argv[2]), say=lambda line: print("said:", line, flush=True)))
+logging.basicConfig(level=logging.INFO, format="said: %(message)s", stream=sys.stdout)
+print(build("tiny", Path(sys.argv[1]), Path(sys.argv[2])))
 """
 
 
@@ -97,15 +100,19 @@ def run_in(python: Path, code: str) -> str:
 
 
 @pytest.mark.long
-def test_build_installs_exactly_what_is_pinned_and_only_once(locks: Path, installer: str, tmp_path: Path) -> None:
+def test_build_installs_exactly_what_is_pinned_and_only_once(
+    locks: Path, installer: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     describe_tiny(locks, torch=("torch-rare.txt", "torch-plain.txt"))
-    cache, said = tmp_path / "cache", list[str]()
+    cache = tmp_path / "cache"
 
     assert [item.built for item in status(cache, locks)] == [False]
     with pytest.raises(EnvironmentBuildError, match="eagle3 engines install tiny"):
         environment_python("tiny", cache, locks)
 
-    folder = build("tiny", cache, said.append, locks)
+    folder = build("tiny", cache, locks)
+    said = caplog.messages
 
     python = environment_python("tiny", cache, locks)
     assert python == folder / "bin" / "python"
@@ -121,9 +128,9 @@ def test_build_installs_exactly_what_is_pinned_and_only_once(locks: Path, instal
     (item,) = status(cache, locks)
     assert (item.built, item.version, item.path, item.bytes) == (True, "1.5", folder, made["bytes"])
 
-    said.clear()
-    assert build("tiny", cache, said.append, locks) == folder
-    assert said == []
+    caplog.clear()
+    assert build("tiny", cache, locks) == folder
+    assert caplog.messages == []
 
     (locks / "tiny.txt").write_text("pebble==1.6\n")
     with pytest.raises(EnvironmentBuildError, match="not built"):
@@ -147,7 +154,7 @@ def test_failed_build_says_why_and_leaves_nothing(
     describe_tiny(locks, torch, proof)
 
     with pytest.raises(EnvironmentBuildError) as raised:
-        build("tiny", tmp_path / "cache", lambda line: None, locks)
+        build("tiny", tmp_path / "cache", locks)
 
     assert re.search(words.replace("+", r"\+"), str(raised.value), re.DOTALL)
     assert {path.suffix for path in (tmp_path / "cache" / "envs").iterdir()} == {".lock"}
@@ -214,8 +221,10 @@ def test_what_a_killed_builder_was_installing_with_keeps_the_lock(
 
 
 @pytest.mark.parametrize("installer", ["uv"], indirect=True)
-def test_uv_finds_packages_where_pips_files_say(locks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = list[str]()
+def test_uv_finds_packages_where_pips_files_say(
+    locks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     settings = tmp_path / "pip.conf"
@@ -225,8 +234,8 @@ def test_uv_finds_packages_where_pips_files_say(locks: Path, tmp_path: Path, mon
     monkeypatch.setenv("UV_PYTHON", "3.9")
     monkeypatch.setenv("UV_SYSTEM_PYTHON", "1")
 
-    folder = build("tiny", tmp_path / "cache", said.append, locks)
+    folder = build("tiny", tmp_path / "cache", locks)
 
     assert run_in(folder / "bin" / "python", "import pebble; print(pebble.version)") == "1.5"
-    assert not any("pip" in line for line in said), said
+    assert not any("pip" in line for line in caplog.messages), caplog.messages
     assert run_in(folder / "bin" / "python", "import importlib.util; print(importlib.util.find_spec('pip'))") == "None"

@@ -30,7 +30,7 @@ from deployments.launch import Handle, bring_up, detached
 from infra.config.settings import Settings
 from infra.machine.detached import this_process
 from infra.machine.host import port_in_use
-from infra.machine.processes.guarded import Record, recorded
+from infra.machine.processes.guarded import ProcessRecord, recorded
 from infra.store.manifest import MANIFEST, Manifest
 from infra.store.objects import ObjectStore
 
@@ -123,7 +123,7 @@ class Workers:
         """Bring a worker up, beside the test's Prefect server."""
         port = urlsplit(self._api).port
         assert port is not None
-        _, self._worker = bring_up(Settings(), port, detached, print, this_process())
+        _, self._worker = bring_up(Settings(), port, detached, this_process())
 
     def start(self) -> None:
         """Start the round's deployment."""
@@ -243,7 +243,7 @@ class Vandal:
 
         return serving
 
-    def _loading(self, step: str) -> Record | None:
+    def _loading(self, step: str) -> ProcessRecord | None:
         """The server that was started and does not serve yet."""
         up = {event["pid"] for event in self.machine.events() if "launch" in event}
         found = [item for item in self._alive() if item.purpose.endswith(step) and item.child_pid not in up]
@@ -260,7 +260,7 @@ class Vandal:
         self.shards = made
         self.trained = max(self.trained, steps_made(self.machine))
 
-    def _alive(self) -> list[Record]:
+    def _alive(self) -> list[ProcessRecord]:
         return [item for item in recorded(Settings().run_dir) if item.alive]
 
     def _begun(self, before: int) -> int:

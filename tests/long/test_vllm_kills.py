@@ -31,7 +31,7 @@ from infra.engines.client.extraction import States
 from infra.gates.agreement import Side, compare
 from infra.gates.capture import Head
 from infra.gates.parity import parity_gate
-from infra.machine.processes.guarded import Record, recorded
+from infra.machine.processes.guarded import ProcessRecord, recorded
 from infra.round.context import Round
 from infra.round.states import faulty_shards
 from infra.store.answers import read_answers
@@ -139,7 +139,7 @@ class Runs:
     def _prefix(self, step: str) -> str:
         return self.round.prefix(step)
 
-    def _servers(self) -> list[Record]:
+    def _servers(self) -> list[ProcessRecord]:
         return [item for item in recorded(self.settings.run_dir) if item.alive and item.purpose.startswith("vllm")]
 
 

@@ -5,6 +5,7 @@ then ``{"done": facts}``.
 """
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -13,7 +14,15 @@ from infra.config.policies import GpuConfig
 from infra.machine.gpus.policy import Clearing, View
 
 
+class _Answers(logging.Handler):
+    """Answers with what is logged."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        answer(say=record.getMessage())
+
+
 def main() -> None:
+    logging.basicConfig(level=logging.INFO, handlers=[_Answers()])
     for line in sys.stdin:
         question = json.loads(line)
         os.environ.update(question["environment"])
@@ -25,7 +34,7 @@ def main() -> None:
             whole=question["whole"],
             kernel_log=Path(question["kernel_log"]),
         )
-        clearing = Clearing(policy, view, question["wanted"], lambda text: answer(say=text))
+        clearing = Clearing(policy, view, question["wanted"])
         cleared = clearing.run()
         answer(
             done={

@@ -33,7 +33,7 @@ def smoke(engine: EngineName, settings: Settings, changes: Mapping[str, Any] | N
 def extracting(round_: Round) -> Iterator[Serving]:
     """The round's extracting server, ready; at the end nothing of it may be left."""
     with Serving(round_, "extract") as serving:
-        serving.ready(600, print)
+        serving.ready(600)
         tree = [psutil.Process(item.child_pid) for item in recorded(round_.settings.run_dir) if item.alive]
         tree += [child for process in tree for child in process.children(recursive=True)]
         assert tree
@@ -57,4 +57,4 @@ class Planted:
 
 def side(serving: Serving) -> Side:
     """What an engine makes of the smoke round's prompts, for the parity gate."""
-    return take(serving, prompt_sequences(serving.round), print)
+    return take(serving, prompt_sequences(serving.round))

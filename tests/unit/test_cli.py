@@ -1,6 +1,7 @@
 """The command line without a server: what it understands, what it refuses, what it says."""
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from deployments.cli.rounds import parse_overrides
 from deployments.environment import STACK, server_environment, worker_environment
 from deployments.launch import SERVER_WORDS
 from deployments.profile import Earlier
-from deployments.record import Record, write_record
+from deployments.record import StackRecord, write_record
 from infra.config.settings import Settings
 from infra.errors import ConfigError, ProcessFailed
 from infra.machine.detached import Detached, find, start_detached, this_process
@@ -255,7 +256,7 @@ class Health(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def busy(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Record]:
+def busy(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[StackRecord]:
     """The record of a server and a worker that run; the server is slow to answer."""
     monkeypatch.setattr(Health, "asked", 0)
     monkeypatch.setenv("PREFECT_PROFILES_PATH", str(settings.state_dir / "profiles.toml"))
@@ -270,9 +271,9 @@ def busy(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Record
 
 
 def test_up_leaves_a_busy_server_and_its_runs_alone(
-    busy: Record, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    busy: StackRecord, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def bring_up(_settings: Any, _port: int, _launch: Any, _say: Any, *given: Any) -> tuple[Any, Any]:
+    def bring_up(_settings: Any, _port: int, _launch: Any, *given: Any) -> tuple[Any, Any]:
         assert given == (busy.server, busy.worker)
         return busy.server, busy.worker
 
@@ -285,16 +286,16 @@ def test_up_leaves_a_busy_server_and_its_runs_alone(
     assert "the Prefect server is busy: waiting up to 60 s" in capsys.readouterr().err
 
 
-def test_down_cancels_the_runs_of_a_busy_server(busy: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_down_cancels_the_runs_of_a_busy_server(busy: StackRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled: list[str] = []
-    monkeypatch.setattr("deployments.stack.cancel_all", lambda api, _say: cancelled.append(api))
+    monkeypatch.setattr("deployments.stack.cancel_all", lambda api: cancelled.append(api))
     assert run("down", monkeypatch=monkeypatch) == 0
     assert cancelled == [busy.api]
     assert [busy.server.alive, busy.worker.alive] == [False, False]
 
 
 def test_up_says_that_it_ends_a_server_that_never_answers(
-    busy: Record, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    busy: StackRecord, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Health, "asked", -1000)
     monkeypatch.setattr("deployments.stack.ANSWER_SECONDS", 0.0)
@@ -620,12 +621,15 @@ def test_an_interrupted_build_of_the_commands_own_environment_ends_with_one_line
     assert capsys.readouterr().err == "error: interrupted; nothing is left that counts as built\n"
 
 
-def test_a_long_start_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_start_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from deployments import launch
 
     monkeypatch.setattr(launch, "SAY_SECONDS", 0.3)
-    said: list[str] = []
+    caplog.set_level(logging.INFO)
     log = tmp_path / "server.log"
-    launch._wait(lambda: len(said) >= 2, this_process(), log, "the Prefect server", said.append)
+    launch._wait(lambda: len(caplog.messages) >= 2, this_process(), log, "the Prefect server")
+    said = caplog.messages
     assert said[0].startswith("waiting for the Prefect server (")
     assert str(log) in said[0]

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import re
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from standin.heard import hearing
 from standin.small_disk import fill, small_disk
 from standin.standing import Standing
 from standin.stored_round import finish
@@ -18,11 +20,11 @@ from standin.stored_round import finish
 from infra.config.round import RetentionConfig as Policy
 from infra.disk import guard as disk_guard
 from infra.disk.candidates import candidates, clean, free, survey
-from infra.disk.guard import Notice
 from infra.disk.item import Item
 from infra.disk.room import Room, room_gate
 from infra.errors import DiskFull, GateError
 from infra.machine.locks import round_lock
+from infra.progress import Progress
 from infra.results import TRAINING
 from infra.store.objects import ObjectStore
 
@@ -32,22 +34,31 @@ OWN = "rounds/mine/hidden/now"
 
 
 class Watched:
-    """A guard on a small disk, and what it told."""
+    """A guard on a small disk, and what it told: its events, and that it waits."""
 
     def __init__(self, disk: Path, **changes: Any) -> None:
         self.disk = disk
         self.round = Standing(disk, **changes)
         self.guard = self.round.guard()
-        self.notices: list[Notice] = []
+        self.told: list[tuple[str, str]] = []
         self.on: dict[str, Callable[[], object]] = {}
-        self.guard.tell = self._hear
+        self.guard.progress = self._waits
 
-    def _hear(self, notice: Notice) -> None:
-        self.notices.append(notice)
-        self.on.get(notice.kind, lambda: None)()
+    def hear(self, record: logging.LogRecord) -> None:
+        """One line of the guard's log."""
+        event = record.__dict__["event"]
+        assert event.resource == "round.mine"
+        self._hear(event.name.removeprefix("disk."), event.text)
+
+    def _waits(self, progress: Progress) -> None:
+        self._hear("waiting", progress.text)
+
+    def _hear(self, kind: str, text: str) -> None:
+        self.told.append((kind, text))
+        self.on.get(kind, lambda: None)()
 
     def kinds(self) -> list[str]:
-        found = [notice.kind for notice in self.notices]
+        found = [kind for kind, _ in self.told]
         return [kind for number, kind in enumerate(found) if number == 0 or kind != found[number - 1]]
 
 
@@ -57,11 +68,13 @@ Watch = Callable[..., Watched]
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     monkeypatch.setattr(disk_guard, "POLL_SECONDS", 0.01)
-    with small_disk(tmp_path / "disk", SIZE) as disk:
+    with small_disk(tmp_path / "disk", SIZE) as disk, ExitStack() as heard:
 
         def make(free_bytes: int = LOW_WATER, pause_seconds: float = 60, **changes: Any) -> Watched:
             bounds = {"free_bytes": free_bytes, "pause_seconds": pause_seconds, **changes.pop("budget", {})}
-            return Watched(disk, budget=bounds, **changes)
+            watched = Watched(disk, budget=bounds, **changes)
+            heard.enter_context(hearing("infra.disk.guard", watched.hear))
+            return watched
 
         yield make
 
@@ -70,7 +83,7 @@ def test_with_room_it_lets_everything_pass(watch: Watch) -> None:
     watched = watch()
     watched.guard.before("shard 0", store=1 << 20, scratch=1 << 20)
     assert watched.guard.through(lambda: "done") == "done"
-    assert watched.notices == []
+    assert watched.told == []
 
 
 def test_needs_on_one_file_system_add_up(watch: Watch) -> None:
@@ -88,7 +101,7 @@ def test_it_goes_on_by_itself_when_another_frees_room(watch: Watch) -> None:
     watched.guard.before("shard 3", store=1 << 16)
 
     assert watched.kinds() == ["pause", "waiting", "resume"]
-    texts = {notice.kind: notice.text for notice in watched.notices}
+    texts = dict(watched.told)
     assert texts["waiting"].startswith("paused: 524 kB free on ")
     assert texts["waiting"].endswith("needs 1.1 MB")
     assert re.match(r"paused \d+ s before shard 3 for want of disk: 524 kB free", texts["resume"])
@@ -126,14 +139,14 @@ def test_it_frees_in_order_no_more_than_needed_and_never_what_it_works_on(watch:
     ballast = fill(watched.disk, leave=LOW_WATER - (1 << 17))
 
     watched.guard.before("shard 0")
-    assert [notice.text.split("(")[-1] for notice in watched.notices if notice.kind == "freed"] == [
+    assert [text.split("(")[-1] for kind, text in watched.told if kind == "freed"] == [
         "half written, and its writer died)"
     ]
     ballast.write_bytes(b"")
     fill(watched.disk, leave=1 << 18)
     watched.guard.before("shard 1", store=1 << 18)
 
-    freed = [notice.text for notice in watched.notices if notice.kind == "freed"]
+    freed = [text for kind, text in watched.told if kind == "freed"]
     assert [("checkpoints of a finished draft" in text, "rounds/other/hidden/h1" in text) for text in freed[1:]] == [
         (True, False),
         (False, True),
@@ -230,7 +243,7 @@ def test_other_errors_are_not_waited_for(watch: Watch) -> None:
     watched = watch()
     with pytest.raises(ZeroDivisionError):
         watched.guard.through(lambda: 1 // 0)
-    assert watched.notices == []
+    assert watched.told == []
 
 
 def test_the_budget_of_the_round_counts_too(watch: Watch) -> None:

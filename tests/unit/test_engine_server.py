@@ -1,5 +1,6 @@
 """A server's ladder, readiness, health and end, with a stand-in engine run as a real process."""
 
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -93,18 +94,18 @@ def request_for(*faults: str, ready_seconds: float = 60, devices: tuple[str, ...
     return LaunchRequest(target, config, "generate", devices=devices)
 
 
-def test_the_ladder_is_walked_past_rungs_that_die(settings: Settings) -> None:
-    said: list[str] = []
+def test_the_ladder_is_walked_past_rungs_that_die(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     with Server(FaultyEngine(), request_for("dies", "none"), settings) as server:
-        server.wait_ready(said.append)
+        server.wait_ready()
         server.check()
         assert server.rung == "r1-none"
         assert server.started_seconds > 0
         assert server.failed_rungs == [("r0-dies", "ValueError: no such attention backend (exit status 3)")]
         [alive] = [record.child_pid for record in recorded(settings.run_dir) if record.alive]
     assert not psutil.pid_exists(alive)
-    assert "phase one" in said
-    assert any("r0-dies failed" in words and "r1-none" in words for words in said)
+    assert f"{server.purpose}: phase one" in caplog.messages
+    assert any("r0-dies failed" in words and "r1-none" in words for words in caplog.messages)
 
 
 def test_when_no_rung_works_each_is_named_with_why(settings: Settings) -> None:

@@ -1,6 +1,7 @@
 """A hub's repository is judged by the list of its files and by its small ones; weights come only to a whole target."""
 
 import json
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,7 +37,7 @@ def whole(tmp_path: Path) -> Files:
 
 def fetched(tmp_path: Path, code: bool = False) -> Path:
     config = TargetConfig(name="Tiny", source="hf://org/model@main", fetch=True, trust_remote_code=code)
-    folder = fetch_target(config, tmp_path / "models", tmp_path / "cache", lambda line: None)
+    folder = fetch_target(config, tmp_path / "models", tmp_path / "cache")
     open_target(config, tmp_path / "models")
     return folder
 
@@ -99,14 +100,14 @@ def test_what_can_never_be_a_target_costs_no_weights(
 
 
 def test_a_template_that_is_missing_is_said_while_it_is_fetched(
-    whole: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It can be written beside the weights, so it is no reason to leave them."""
-    said: list[str] = []
+    caplog.set_level(logging.INFO)
     config = TargetConfig(name="Tiny", source="hf://org/model@main", fetch=True)
     with hub({name: data for name, data in whole.items() if name != "chat_template.jinja"}, monkeypatch):
-        fetch_target(config, tmp_path / "models", tmp_path / "cache", said.append)
-    assert any("has no chat template" in line for line in said)
+        fetch_target(config, tmp_path / "models", tmp_path / "cache")
+    assert any("has no chat template" in line for line in caplog.messages)
 
 
 def test_a_closed_repository_is_said(whole: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

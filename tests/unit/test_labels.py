@@ -124,7 +124,7 @@ def judge(tmp_path: Path) -> Iterator[Judge]:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(steps, "_serve", watched)
-            live = measure(round_, both, both, sets, how, lambda _: None)
+            live = measure(round_, both, both, sets, how)
         servers.client.close()
         predicted = Predicted(acceptance=acceptance(2.0, (1.0, 0.0)), joint=(1.0,), conditional=(1.0,))
         found = steps.judge(round_, predicted, live, sets, how)

@@ -116,7 +116,7 @@ class TestTables:
             "live, held-out prompts",
             "live, evaluation prompts",
         ]
-        assert rows[2]["tokens a step"] == "1.416 (1.386 to 1.446)"
+        assert rows[2]["acceptance length"] == "1.416 (1.386 to 1.446)"
         assert [rows[2][f"position {place}"] for place in range(3)] == ["26.2 %", "10.3 %", "5.1 %"]
         assert len({tuple(row) for row in rows}) == 1, "every row has the same columns"
 
@@ -128,12 +128,12 @@ class TestTables:
 
     def test_speed_rows(self) -> None:
         rows = markdown.speed_table(build())
-        assert [(row["draft"], row["tokens/s"], row["change"]) for row in rows[-2:]] == [
+        assert [(row["draft"], row["tokens/s"], row["speed-up"]) for row in rows[-2:]] == [
             ("without", "148.0", ""),
             ("with", "95.0", "0.64 x"),
         ]
-        assert rows[0]["first token, ms"] == "210 / 420"
-        assert rows[0]["between tokens, ms"] == "41.2 / 82.4"
+        assert rows[0]["TTFT, ms"] == "210 / 420"
+        assert rows[0]["ITL, ms"] == "41.2 / 82.4"
 
     def test_live_rows_are_the_newest_first(self) -> None:
         rows = markdown.live_table(points(50), last=3)

@@ -1,5 +1,6 @@
 """Slow or hung, which rung first, which samples kill: the supervisor with a scripted server as a real process."""
 
+import logging
 import re
 import subprocess
 import sys
@@ -18,7 +19,6 @@ from infra.config.settings import Settings
 from infra.engines.client.client import Client, Sampling
 from infra.engines.client.flights import Flights
 from infra.engines.launch import Launch, LaunchRequest
-from infra.engines.server.notice import Notice
 from infra.engines.server.server import Server, ServerHung
 from infra.engines.server.watch import LOOKS_A_SILENCE, Watch
 from infra.engines.vllm.dialect import VllmDialect
@@ -68,32 +68,35 @@ def request_for(*rungs: tuple[str, ...], stall_seconds: float = 60, revision: st
 
 
 @pytest.mark.parametrize("fault", ["slow:6", "fills:6", "reads:6"])
-def test_a_load_that_takes_longer_than_a_stall_but_moves_is_waited_for(fault: str, settings: Settings) -> None:
-    said: list[str] = []
+def test_a_load_that_takes_longer_than_a_stall_but_moves_is_waited_for(
+    fault: str, settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     with Server(ScriptedEngine(), request_for((fault,), stall_seconds=STALL), settings) as server:
         states = [server.state]
-        server.wait_ready(said.append)
+        server.wait_ready()
         assert server.started_seconds > 2 * STALL
         states.append(server.state)
         assert server.failed_rungs == []
     assert [*states, server.state] == ["starting", "ready", "stopped"]
     if fault.startswith("slow"):
-        assert {"loading weights: 1 of 1 files", "opening the port"} <= set(said)
+        assert {f"{server.purpose}: {phase}" for phase in ("loading weights: 1 of 1 files", "opening the port")} <= set(
+            caplog.messages
+        )
 
 
 def test_a_server_that_spins_is_ended_with_evidence_and_the_next_rung_is_taken(settings: Settings) -> None:
-    notices: list[Notice] = []
     with Server(ScriptedEngine(), request_for(("spins",), (), stall_seconds=2 * STALL), settings) as server:
         [spinning] = [record.child_pid for record in recorded(settings.run_dir)]
         begin = time.monotonic()
-        server.wait_ready(on_notice=notices.append)
+        server.wait_ready()
         assert time.monotonic() - begin > 2 * STALL
         assert server.rung == "r1"
         [(name, reason)] = server.failed_rungs
     assert not psutil.pid_exists(spinning)
     assert name == "r0"
     assert reason.startswith("hung while loading weights: 0 of 1 files: in ")
-    assert [notice.what for notice in notices] == ["hang", "rung"]
+    assert [event.name for event in server.events] == ["server.hang", "server.rung"]
     evidence = Path(reason.rpartition("evidence: ")[2])
     text = evidence.read_text()
     assert evidence.stat().st_mode & 0o777 == 0o600
@@ -165,11 +168,10 @@ def test_a_remembered_rung_that_fails_gives_way_to_the_ladders_order(settings: S
 
 
 def begin(settings: Settings, request: LaunchRequest, expected: list[str], rung: str) -> Server:
-    notices: list[Notice] = []
     with Server(ScriptedEngine(), request, settings) as server:
-        server.wait_ready(on_notice=notices.append)
+        server.wait_ready()
         assert server.rung == rung
-    assert [notice.what for notice in notices] == expected
+    assert [event.name for event in server.events] == [f"server.{what}" for what in expected]
     return server
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from infra.config.round import EngineConfig
 from infra.engines.client.flights import Flights
-from infra.engines.server.notice import What
 from infra.errors import EngineError, ExtractionFault
 from infra.round.serving import Serving
 from infra.round.survival import TooManyDeaths, survive
@@ -26,7 +25,7 @@ class Step:
         self.config = EngineConfig(max_restarts=max_restarts)
         self.engine, self.name = "vllm", "vllm-extract"
         self.flights = Flights()
-        self.told: list[tuple[What, str]] = []
+        self.told: list[tuple[str, str]] = []
         self.done: set[str] = set()
         self.tried: list[str] = []
         self.starts = 0
@@ -71,7 +70,7 @@ class Step:
     def death(self, error: EngineError) -> str | None:
         return "killed by signal 9" if self.dead else None
 
-    def note(self, what: What, text: str) -> None:
+    def tell(self, what: str, text: str) -> None:
         self.told.append((what, text))
 
     def stop(self) -> None:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from infra.config.round import TargetShape, TrainConfig
-from infra.drafter.acceptance import Acceptance
+from infra.drafter.acceptance import ChainCounts
 from infra.drafter.dataset import DatasetFacts
 from infra.drafter.job import TrainJob, trainer_command
-from infra.drafter.progress import EventFile, History
+from infra.drafter.progress import EventFile, TrainingEvents
 from infra.drafter.walk import Steps, count_steps, walk_chain
 from infra.errors import GateError
 from infra.targets.target import Target
@@ -24,18 +24,18 @@ def right(rows: list[str]) -> np.ndarray:
 
 def test_a_draft_that_is_never_right_starts_at_every_token() -> None:
     # Prompt of 3, answer of 4 tokens: 3..6. Chains at 2, 3, 4; after position 4 nothing is left to draft.
-    assert walk_chain(np.zeros((3, 7), dtype=bool), first=3, end=7) == Acceptance(3, (0, 0, 0))
+    assert walk_chain(np.zeros((3, 7), dtype=bool), first=3, end=7) == ChainCounts(3, (0, 0, 0))
 
 
 def test_a_perfect_draft_jumps_by_its_length_and_one() -> None:
     # Answer 3..12 (10 tokens): chains at 2 (tokens 4 5 6), 6 (8 9 10), 10 (12 only).
-    assert walk_chain(np.ones((3, 13), dtype=bool), first=3, end=13) == Acceptance(3, (3, 2, 2))
+    assert walk_chain(np.ones((3, 13), dtype=bool), first=3, end=13) == ChainCounts(3, (3, 2, 2))
 
 
 def test_the_first_wrong_draft_ends_the_chain() -> None:
     correct = right(["1011110", "0111110", "1111110"])
     # Position 0: draft 0 right, draft 1 wrong -> 1 accepted, next start 2: all three right -> next start 6: end.
-    assert walk_chain(correct, first=1, end=8) == Acceptance(2, (2, 1, 1))
+    assert walk_chain(correct, first=1, end=8) == ChainCounts(2, (2, 1, 1))
 
 
 def test_a_start_after_a_run_is_not_an_average_start() -> None:
@@ -47,7 +47,7 @@ def test_a_start_after_a_run_is_not_an_average_start() -> None:
 
 
 def test_answers_too_short_to_draft_in_have_no_start() -> None:
-    assert walk_chain(np.ones((2, 4), dtype=bool), first=3, end=4) == Acceptance(0, (0, 0))
+    assert walk_chain(np.ones((2, 4), dtype=bool), first=3, end=4) == ChainCounts(0, (0, 0))
 
 
 def test_steps_are_counted_over_positions_with_a_token_to_compare() -> None:
@@ -66,8 +66,8 @@ def step(number: int, loss: float = 1.0, dropped: float = 0.0) -> dict[str, Any]
     return {"train": metrics, "profile": profile, "epoch": 0, "lr": 0.1, "global_step": number}
 
 
-def history(*events: dict[str, Any]) -> History:
-    taken = History()
+def history(*events: dict[str, Any]) -> TrainingEvents:
+    taken = TrainingEvents()
     for event in events:
         taken.take(event)
     return taken

@@ -13,10 +13,10 @@ from typing import Any, Self
 import httpx
 
 from infra.engines.client.counters import SpecCounters
-from infra.engines.client.dialect import Dialect, Extraction, Generation, RequestRefused, Sampling, check_prompt, ids_of
+from infra.engines.client.dialect import Dialect, Generation, RequestRefused, Sampling, StatesFile, check_prompt, ids_of
 from infra.errors import EngineError
 
-__all__ = ["Client", "EngineSilent", "Extraction", "Generation", "RequestRefused", "Sampling", "Timed"]
+__all__ = ["Client", "EngineSilent", "Generation", "RequestRefused", "Sampling", "StatesFile", "Timed"]
 
 RETRIES = 3
 BACKOFF_SECONDS = 0.5
@@ -121,7 +121,7 @@ class Client:
             self._count(event)
         return Timed(token_ids, moments[0][0], _gaps(moments), finish, len(moments) - 1)
 
-    def extract(self, token_ids: Sequence[int]) -> Extraction:
+    def extract(self, token_ids: Sequence[int]) -> StatesFile:
         """Let a server with profile ``extract`` write the hidden states of a token sequence.
 
         Raises:

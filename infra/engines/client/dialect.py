@@ -74,7 +74,7 @@ class Piece(NamedTuple):
     prompt_ids: list[int] | None
 
 
-class Extraction(NamedTuple):
+class StatesFile(NamedTuple):
     """Where the hidden states of a request are.
 
     Args:
@@ -119,7 +119,7 @@ class Dialect(Protocol):
         """A request for hidden states; made anew for each try."""
         ...
 
-    def extracted(self, token_ids: Sequence[int], reply: Mapping[str, Any]) -> Extraction:
+    def extracted(self, token_ids: Sequence[int], reply: Mapping[str, Any]) -> StatesFile:
         """Read the reply to :meth:`extraction`.
 
         Raises:

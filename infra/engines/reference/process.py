@@ -36,7 +36,7 @@ class ReferenceStates:
     """What the target computes for one token sequence.
 
     Args:
-        hidden: float32 [tokens, L + 1, hidden], taps 0 to L; tap L is before the final norm.
+        hidden: float32 [tokens, L + 1, hidden], taps 0 to L; tap L is pre-norm.
         normed: float32 [tokens, hidden], tap L after the target's own final norm.
         next_tokens: int64 [tokens], the most probable token after each position.
     """

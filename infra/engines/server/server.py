@@ -5,8 +5,8 @@ of it moves for ``stall_seconds`` (``stall.py``), or after ``ready_seconds``; th
 While it serves, ``watch.py`` looks after it.
 """
 
+import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -21,14 +21,16 @@ from infra.engines.launch import Launcher, LaunchRequest
 from infra.engines.server.causes import port_was_taken
 from infra.engines.server.evidence import gather
 from infra.engines.server.freed import gpu_memory, wait_freed
-from infra.engines.server.notice import Notice, OnNotice, What
 from infra.engines.server.rung_memory import RungMemory
 from infra.engines.server.stall import Movement, vitals
 from infra.errors import EngineError
+from infra.events import Event
 from infra.machine.gpus.choice import device_environment
 from infra.machine.host import free_port
 from infra.machine.logtail import LogTail, last_lines
 from infra.machine.processes.guarded import Guarded, Spec, clean_environment
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 STOP_GRACE_SECONDS = 5.0
@@ -83,6 +85,8 @@ class Server:
         )
         self._remembered = self._memory.recall(self.purpose)
         self._order = _order(request.config.ladder, self._remembered)
+        self.events: list[Event] = []
+        """What happened while it started: ``server.remembered``, ``server.hang``, ``server.rung``."""
         self._failed: list[tuple[str, str]] = []
         self._ports_lost = 0
         self._process: Guarded | None = None
@@ -102,32 +106,21 @@ class Server:
         """Rungs that did not come up, each with the reason."""
         return list(self._failed)
 
-    def wait_ready(self, on_progress: Callable[[str], None] | None = None, on_notice: OnNotice | None = None) -> None:
-        """Wait until the server answers, going down the ladder when a rung fails.
-
-        Args:
-            on_progress: called with a few words whenever starting up enters another phase.
-            on_notice: called when a rung hangs or is given up, and when an earlier round's rung comes first.
+    def wait_ready(self) -> None:
+        """Wait until the server answers, going down the ladder when a rung fails; each phase of a start is logged.
 
         Raises:
             EngineError: no rung came up; each is named with why.
             ServerHung: the same, and the last one hung.
         """
-        say = on_progress or (lambda words: None)
-
-        def notify(what: What, text: str) -> None:
-            say(text)
-            if on_notice is not None:
-                on_notice(Notice(what, self.purpose, text))
-
         if self._remembered is not None and self._order != list(self._request.config.ladder):
-            notify("remembered", f"{self.purpose}: begins with rung {self._remembered}, which worked here before")
-        while (failure := self._wait_rung(say)) is not None:
+            self._tell("remembered", f"begins with rung {self._remembered}, which worked here before")
+        while (failure := self._wait_rung()) is not None:
             if failure.hung:
-                notify("hang", f"{self.purpose}: rung {self.rung} {failure.reason}")
+                self._tell("hang", f"rung {self.rung} {failure.reason}")
             if (held := self._end()) is not None:
                 failure = replace(failure, reason=f"{failure.reason}; {held} than before it was launched")
-            self._go_on(failure, notify)
+            self._go_on(failure)
         self.state = "ready"
         self._check_version()
         self._memory.keep(self.purpose, self.rung)
@@ -232,12 +225,12 @@ class Server:
         self._settings.log_dir.mkdir(parents=True, exist_ok=True)
         return self._settings.log_dir / f"{self.purpose}-{datetime.now():%Y%m%d-%H%M%S}-{rung}-{port}.log"
 
-    def _wait_rung(self, say: Callable[[str], None]) -> Failure | None:
+    def _wait_rung(self) -> Failure | None:
         """None when the rung answers, else why it does not."""
         process, config = self._process, self._request.config
         assert process is not None
         tail, phase = LogTail(self.log), "starting Python"
-        say(phase)
+        log.info(f"{self.purpose}: {phase}")
         movement = Movement(
             lambda: vitals(process.guard_pid, self.log, config.device == "cuda"),
             every=config.stall_seconds / LOOKS_A_STALL,
@@ -248,7 +241,7 @@ class Server:
                 words = self._engine.phase(line)
                 if words is not None and words != phase:
                     phase, self.state = words, "loading"
-                    say(phase)
+                    log.info(f"{self.purpose}: {phase}")
             if status is not None:
                 return Failure(self._why(status), lost_port=port_was_taken(last_lines(self.log)))
             if answers:
@@ -274,19 +267,23 @@ class Server:
             return Failure(self.end_hung(why))
         return None
 
-    def _go_on(self, failure: Failure, notify: Callable[[What, str], None]) -> None:
+    def _go_on(self, failure: Failure) -> None:
         """Launch the next attempt: the same rung when only its port was taken, else the next one."""
         if failure.lost_port and self._ports_lost < PORT_TRIES:
             self._ports_lost += 1
-            notify("rung", f"{self.purpose}: rung {self.rung} lost its port to another process; trying it once more")
+            self._tell("rung", f"rung {self.rung} lost its port to another process; trying it once more")
             self._launch_rung()
             return
-        name, reason, log = self.rung, failure.reason, self.log
+        name, reason, path = self.rung, failure.reason, self.log
         self._failed.append((name, reason))
         if len(self._failed) == len(self._order):
-            self._failed_for_good(log, failure.hung)
-        notify("rung", f"{self.purpose}: rung {name} failed ({reason}); trying {self.rung}")
+            self._failed_for_good(path, failure.hung)
+        self._tell("rung", f"rung {name} failed ({reason}); trying {self.rung}")
         self._launch_rung()
+
+    def _tell(self, what: Literal["remembered", "hang", "rung"], text: str) -> None:
+        self.events.append(Event(f"server.{what}", f"server.{self.purpose}", f"{self.purpose}: {text}"))
+        self.events[-1].tell(log)
 
     def _answers(self) -> bool:
         """Whether healthy, and the very server that was launched: the port may have gone to somebody else."""
@@ -315,12 +312,12 @@ class Server:
                 fix="build the environment anew",
             )
 
-    def _failed_for_good(self, log: Path, hung: bool) -> None:
+    def _failed_for_good(self, path: Path, hung: bool) -> None:
         tried = "; ".join(f"{name}: {reason}" for name, reason in self._failed)
         raise (ServerHung if hung else EngineError)(
             f"{self.purpose} did not start with any rung of its ladder ({tried})",
             expected=f"an answer within {self._request.config.ready_seconds:.0f} s",
-            fix=f"read {log}, or add a rung that works here to the round's engine",
+            fix=f"read {path}, or add a rung that works here to the round's engine",
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from infra.config.sampling import SAMPLING
 from infra.engines.client.counters import SpecCounters
-from infra.engines.client.dialect import Extraction, Generation, Piece, RequestRefused, Sampling, check_prompt, ids_of
+from infra.engines.client.dialect import Generation, Piece, RequestRefused, Sampling, StatesFile, check_prompt, ids_of
 from infra.engines.sglang.capture import RID_PREFIX, captured
 from infra.errors import EngineError, ExtractionFault
 
@@ -64,12 +64,12 @@ class SglangDialect:
         """See :class:`Dialect`; ``rid``, which no other request may have, names the file."""
         return self.completion(token_ids, Sampling(max_tokens=1)) | {"rid": RID_PREFIX + secrets.token_hex(16)}
 
-    def extracted(self, token_ids: Sequence[int], reply: Mapping[str, Any]) -> Extraction:
+    def extracted(self, token_ids: Sequence[int], reply: Mapping[str, Any]) -> StatesFile:
         """See :class:`~infra.engines.client.dialect.Dialect`."""
         if reply.get("prompt_token_ids") != list(token_ids):
             raise ExtractionFault(f"the engine worked on other tokens than the {len(token_ids)} it was sent")
         made = captured(reply.get("meta_info") or {})
-        return Extraction(made.path, int(ids_of(reply, "output_ids")[0]), made.layer_ids)
+        return StatesFile(made.path, int(ids_of(reply, "output_ids")[0]), made.layer_ids)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], template_args: Mapping[str, Any]) -> dict[str, Any]:
         """See :class:`Dialect`; what is asked for is rendered as for a chat completion."""

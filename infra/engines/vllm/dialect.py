@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from infra.engines.client.counters import SpecCounters
-from infra.engines.client.dialect import Extraction, Generation, Piece, Sampling, check_prompt, ids_of
+from infra.engines.client.dialect import Generation, Piece, Sampling, StatesFile, check_prompt, ids_of
 from infra.engines.vllm.counters import parse_spec_counters
 from infra.errors import EngineError, ExtractionFault
 
@@ -40,7 +40,7 @@ class VllmDialect:
         """See :class:`~infra.engines.client.dialect.Dialect`."""
         return self.completion(token_ids, Sampling(max_tokens=1))
 
-    def extracted(self, token_ids: Sequence[int], reply: Mapping[str, Any]) -> Extraction:
+    def extracted(self, token_ids: Sequence[int], reply: Mapping[str, Any]) -> StatesFile:
         """See :class:`~infra.engines.client.dialect.Dialect`."""
         choice = _choice(reply)
         if choice.get("prompt_token_ids") != list(token_ids):
@@ -51,7 +51,7 @@ class VllmDialect:
                 "the engine answered without a path of hidden states",
                 expected="a server started with profile `extract`",
             )
-        return Extraction(path, int(ids_of(choice, "token_ids")[0]), None)
+        return StatesFile(path, int(ids_of(choice, "token_ids")[0]), None)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], template_args: Mapping[str, Any]) -> dict[str, Any]:
         """See :class:`~infra.engines.client.dialect.Dialect`."""

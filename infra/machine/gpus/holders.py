@@ -10,7 +10,7 @@ from typing import Literal
 from infra.machine.gpus.readings import Gpu
 from infra.machine.processes import guard
 from infra.machine.processes.guard import Identity
-from infra.machine.processes.records import Record, membership
+from infra.machine.processes.records import ProcessRecord, membership
 
 Whose = Literal["leftover", "ours", "same user", "others", "gone"]
 
@@ -43,17 +43,17 @@ class Holder:
         return f"pid {self.pid} ({self.what})"
 
 
-def holders(gpu: Gpu, records: Mapping[int, Record]) -> tuple[Holder, ...]:
+def holders(gpu: Gpu, records: Mapping[int, ProcessRecord]) -> tuple[Holder, ...]:
     """The processes on a GPU and whose they are; ``records`` as ``records.membership`` gives it."""
     return tuple(_holder(pid, memory, records.get(pid)) for pid, memory in gpu.processes)
 
 
-def recorded_processes(run_dir: Path) -> dict[int, Record]:
+def recorded_processes(run_dir: Path) -> dict[int, ProcessRecord]:
     """This project's processes on this machine, by pid."""
     return membership(run_dir)
 
 
-def _holder(pid: int, memory: int | None, record: Record | None) -> Holder:
+def _holder(pid: int, memory: int | None, record: ProcessRecord | None) -> Holder:
     process = guard.look_up(pid)
     if process is None:
         return Holder(Identity(pid, 0), memory, "gone", "ended")

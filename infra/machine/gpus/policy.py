@@ -1,8 +1,9 @@
 """Getting GPUs free for a round: what the policy allows, in its order, and no more than the round lacks."""
 
+import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -19,7 +20,8 @@ from infra.machine.processes.namespaces import whole_table_visible
 from infra.machine.processes.records import Reaped, reap
 from infra.units import size
 
-Say = Callable[[str], None]
+log = logging.getLogger(__name__)
+
 Action = Literal["ended", "not-ended", "waited", "reset", "reset-failed", "reset-refused", "quarantined", "shared"]
 
 POLL_SECONDS = 0.5
@@ -82,13 +84,13 @@ class View:
         """
         records, resets = recorded_processes(self.run_dir), resets or {}
         now, xids = time.monotonic(), fatal_xids(self.kernel_log)
-        found = []
+        findings = []
         for gpu in gpus().gpus:
             if self.allowed is None or gpu.index in self.allowed:
                 since_reset = now - resets.get(gpu.index, -math.inf)
                 recent = [xid for xid in xids if xid.age < since_reset]
-                found.append(judge(gpu, holders(gpu, records), self.share, recent, self.all_visible))
-        return tuple(found)
+                findings.append(judge(gpu, holders(gpu, records), self.share, recent, self.all_visible))
+        return tuple(findings)
 
 
 @dataclass
@@ -101,7 +103,6 @@ class Clearing:
     policy: GpuConfig
     view: View
     count: int
-    say: Say
     acts: list[Act] = field(default_factory=list)
     _resets: dict[int, float] = field(default_factory=dict)
     _in_vain: set[int] = field(default_factory=set)
@@ -109,50 +110,50 @@ class Clearing:
 
     def run(self) -> Cleared:
         """End, wait, reset and leave out, in this order, as far as the policy allows."""
-        found = self._look()
+        findings = self._look()
         for step in (self._end_leftovers, self._end_same_user, self._wait, self._reset):
-            if step != self._end_leftovers and self._enough(found):
+            if step != self._end_leftovers and self._enough(findings):
                 break
-            found = step(found)
-        return self._decide(found)
+            findings = step(findings)
+        return self._decide(findings)
 
     def _look(self) -> tuple[Finding, ...]:
         return self.view.look(self._resets)
 
-    def _enough(self, found: Sequence[Finding]) -> bool:
-        fit = sum(finding.fit for finding in found)
-        return fit >= self.count and (self.policy.quarantine or fit == len(found))
+    def _enough(self, findings: Sequence[Finding]) -> bool:
+        fit = sum(finding.fit for finding in findings)
+        return fit >= self.count and (self.policy.quarantine or fit == len(findings))
 
     def _act(self, action: Action, findings: Sequence[Finding], text: str) -> None:
         self.acts.append(Act(action, tuple(finding.gpu.index for finding in findings), text))
-        self.say(text)
+        log.info(text)
 
-    def _end_leftovers(self, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    def _end_leftovers(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
         if not self.policy.end_own:
-            return found
+            return findings
         try:
             ended = [reaped for reaped in reap(self.view.run_dir) if reaped.ended]
         except ProcessFailed as error:
             self._act("not-ended", [], str(error))  # what it holds counts against the GPU
             return self._settle(ended=False)
         for reaped in ended:
-            where = [finding for finding in found if _holds(finding, reaped)]
+            where = [finding for finding in findings if _holds(finding, reaped)]
             self._act("ended", where, f"ended {reaped.record.purpose}, left by a dead run{_on(where)}")
-        return self._settle(ended=True) if ended else found
+        return self._settle(ended=True) if ended else findings
 
-    def _end_same_user(self, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    def _end_same_user(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
         if not self.policy.end_same_user:
-            return found
+            return findings
         if not self.view.whole:
             # In a container the driver's pids are those of the machine: here they are other processes', or nobody's.
-            if held := [finding for finding in found if finding.needs("end")]:
+            if held := [finding for finding in findings if finding.needs("end")]:
                 why = "which processes these are cannot be told from a container"
                 self._act("not-ended", held, f"ended nobody on {_names(held)}: {why}")
-            return found
+            return findings
         spared = recorded_processes(self.view.run_dir).keys()
         acted: set[int] = set()
-        for finding in found:
-            if self.policy.quarantine and len(acted) + sum(item.fit for item in found) >= self.count:
+        for finding in findings:
+            if self.policy.quarantine and len(acted) + sum(item.fit for item in findings) >= self.count:
                 break  # more than the round lacks is not ended
             # All or nothing: a GPU that others hold too would not become free.
             if not finding.needs("end") or any(holder.whose != "same user" for holder in finding.living):
@@ -162,7 +163,7 @@ class Clearing:
                     acted.add(finding.gpu.index)
                     text = f"ended {holder} and its process group (pids {', '.join(map(str, ended))})"
                     self._act("ended", [finding], text + _on([finding]))
-        return self._settle(ended=True) if acted else found
+        return self._settle(ended=True) if acted else findings
 
     def _settle(self, *, ended: bool) -> tuple[Finding, ...]:
         """After processes were asked to end: the driver takes a while to give their memory back."""
@@ -170,47 +171,47 @@ class Clearing:
             self._in_vain.clear()
         return self._wait(self._look())
 
-    def _wait(self, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    def _wait(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
         """Wait for memory and work that nobody owns to go, until the round has enough GPUs."""
-        pending = self._waiting(found)
-        if not pending or self._enough(found):
-            return found
+        pending = self._waiting(findings)
+        if not pending or self._enough(findings):
+            return findings
         begin = shown = time.monotonic()
-        self.say(f"waiting for {'; '.join(map(str, pending))}")
-        while not self._enough(found) and self._waiting(found):
+        log.info(f"waiting for {'; '.join(map(str, pending))}")
+        while not self._enough(findings) and self._waiting(findings):
             now = time.monotonic()
             if now - begin >= self.policy.wait_seconds:
                 break
             if now - shown >= PROGRESS_SECONDS:
                 shown = now
-                self.say(f"still waiting after {now - begin:.0f} s: {'; '.join(map(str, self._waiting(found)))}")
+                log.info(f"still waiting after {now - begin:.0f} s: {'; '.join(map(str, self._waiting(findings)))}")
             time.sleep(POLL_SECONDS)
-            found = self._look()
+            findings = self._look()
         seconds = time.monotonic() - begin
-        left = self._waiting(found)
+        left = self._waiting(findings)
         numbers = {finding.gpu.index for finding in pending}
-        freed = [finding for finding in found if finding.fit and finding.gpu.index in numbers]
+        freed = [finding for finding in findings if finding.fit and finding.gpu.index in numbers]
         if freed:
             self._act("waited", freed, f"waited {seconds:.0f} s until {_names(freed)} had really become free")
-        if left and not self._enough(found):
+        if left and not self._enough(findings):
             self._act("waited", left, f"waited {seconds:.0f} s in vain: {'; '.join(map(str, left))}")
             self._in_vain |= {finding.gpu.index for finding in left}
-        return found
+        return findings
 
-    def _waiting(self, found: Sequence[Finding]) -> list[Finding]:
-        return [item for item in found if item.needs("wait") and item.gpu.index not in self._in_vain]
+    def _waiting(self, findings: Sequence[Finding]) -> list[Finding]:
+        return [item for item in findings if item.needs("wait") and item.gpu.index not in self._in_vain]
 
-    def _reset(self, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    def _reset(self, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
         if self.policy.reset == "never":
-            return found
-        by_number = {finding.gpu.index: finding for finding in found}
+            return findings
+        by_number = {finding.gpu.index: finding for finding in findings}
         done: set[int] = set()
-        for finding in found:
+        for finding in findings:
             if finding.gpu.index in done or not _reset_helps(finding):
                 continue
             if done and self._enough(self._look()):
                 break  # nor is more reset
-            group = [by_number[gpu.index] for gpu in together_with(finding.gpu, _others(finding, found))]
+            group = [by_number[gpu.index] for gpu in together_with(finding.gpu, _others(finding, findings))]
             done |= {item.gpu.index for item in group}
             self._reset_group(group)
         return self._look()
@@ -226,7 +227,7 @@ class Clearing:
         if why_not:
             self._act("reset-refused", group, f"did not reset {_names(group)}: {why_not}")
             return
-        self.say(f"resetting {_names(group)}")
+        log.info(f"resetting {_names(group)}")
         begin = time.monotonic()
         if said := reset([finding.gpu for finding in group]):
             self._act("reset-failed", group, f"the reset of {_names(group)} failed: {said}")
@@ -241,10 +242,10 @@ class Clearing:
             time.sleep(POLL_SECONDS)
         self._act("reset", group, f"reset {_names(group)}")
 
-    def _decide(self, found: tuple[Finding, ...]) -> Cleared:
-        fit = sorted((item for item in found if item.fit), key=lambda item: (bool(item.living), item.gpu.index))
-        unfit = [item for item in found if not item.fit]
-        enough = self._enough(found)
+    def _decide(self, findings: tuple[Finding, ...]) -> Cleared:
+        fit = sorted((item for item in findings if item.fit), key=lambda item: (bool(item.living), item.gpu.index))
+        unfit = [item for item in findings if not item.fit]
+        enough = self._enough(findings)
         for item in fit[: self.count]:
             if item.living:
                 who = ", ".join(map(str, item.living))
@@ -263,8 +264,8 @@ def _reset_helps(finding: Finding) -> bool:
     return bool(finding.troubles) and all(trouble.remedy in ("wait", "reset") for trouble in finding.troubles)
 
 
-def _others(finding: Finding, found: Sequence[Finding]) -> list[Gpu]:
-    return [item.gpu for item in found if item.gpu.index != finding.gpu.index]
+def _others(finding: Finding, findings: Sequence[Finding]) -> list[Gpu]:
+    return [item.gpu for item in findings if item.gpu.index != finding.gpu.index]
 
 
 def _names(findings: Sequence[Finding]) -> str:

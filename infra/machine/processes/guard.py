@@ -40,7 +40,7 @@ class Identity(NamedTuple):
     """Creation time in clock ticks since boot."""
 
 
-class Place(NamedTuple):
+class PidScope(NamedTuple):
     """Where pids are given: of another place's nothing can be said, though the number may be in use here, too."""
 
     host: str
@@ -71,10 +71,10 @@ def look_up(pid: int) -> Process | None:
     return Process(Identity(pid, int(fields[19])), int(fields[1]), int(fields[3]), running)
 
 
-def this_place() -> Place:
+def this_pid_scope() -> PidScope:
     """This process's own."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return Place(os.uname().nodename, boot, os.readlink("/proc/self/ns/pid"))
+    return PidScope(os.uname().nodename, boot, os.readlink("/proc/self/ns/pid"))
 
 
 def process_table() -> list[Process]:
@@ -216,7 +216,7 @@ class Guard:
             )
             os.close(log)
             record: dict[str, Any] = request["record"] | {
-                **this_place()._asdict(),
+                **this_pid_scope()._asdict(),
                 "guard": identity_of(os.getpid()),
                 "child": identity_of(self.child.pid),
                 "owner": self.owner,

@@ -21,11 +21,19 @@ from typing import Self
 from infra.errors import ProcessFailed
 from infra.machine.host import cpu_count
 from infra.machine.processes import guard
-from infra.machine.processes.records import KILL_SECONDS, SUFFIX, Reaped, Record, Saved, reap, recorded
+from infra.machine.processes.records import KILL_SECONDS, SUFFIX, ProcessRecord, Reaped, Saved, reap, recorded
 from infra.machine.processes.scrub import clean_environment, shown
 
 __all__ = [
-    "GUARD_LOST", "Guarded", "Reaped", "Record", "Spec", "clean_environment", "forward_environment", "reap", "recorded"
+    "GUARD_LOST",
+    "Guarded",
+    "ProcessRecord",
+    "Reaped",
+    "Spec",
+    "clean_environment",
+    "forward_environment",
+    "reap",
+    "recorded"
 ]  # fmt: skip
 
 GUARD_LOST = -9

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from infra.errors import ProcessFailed
 from infra.machine.processes import guard
-from infra.machine.processes.guard import Identity, Place, this_place
+from infra.machine.processes.guard import Identity, PidScope, this_pid_scope
 from infra.machine.processes.namespaces import is_gone
 
 SUFFIX = ".pid.json"
@@ -25,7 +25,7 @@ _DAMAGED = (ValueError, KeyError, TypeError, OverflowError)
 
 
 @dataclass(frozen=True)
-class Record:
+class ProcessRecord:
     """A pid file, and what is true of it now; what runs on another host or in another container counts as alive."""
 
     guard_pid: int
@@ -45,7 +45,7 @@ class Record:
 class Reaped:
     """A record that was removed because its owner is dead."""
 
-    record: Record
+    record: ProcessRecord
     ended: tuple[int, ...]
     """Pids that had to be ended; empty when nothing was left of it."""
 
@@ -55,7 +55,7 @@ class Saved:
     """A pid file's content."""
 
     path: Path
-    place: Place
+    place: PidScope
     guard: Identity
     child: Identity
     owner: Identity
@@ -71,7 +71,7 @@ class Saved:
         """The content as JSON gives it; ValueError, KeyError or TypeError when something is missing."""
         return cls(
             path=path,
-            place=Place(str(data["host"]), str(data["boot"]), str(data["namespace"])),
+            place=PidScope(str(data["host"]), str(data["boot"]), str(data["namespace"])),
             guard=Identity(*map(int, data["guard"])),
             child=Identity(*map(int, data["child"])),
             owner=Identity(*map(int, data["owner"])),
@@ -89,7 +89,7 @@ class Saved:
 
         A container that shares the machine's pids has another host name, and a host may be given another.
         """
-        now = this_place()
+        now = this_pid_scope()
         return (self.place.boot, self.place.namespace) == (now.boot, now.namespace)
 
     def is_running(self, identity: Identity) -> bool:
@@ -98,16 +98,16 @@ class Saved:
         Host and containers may share a folder of records, and so may machines: another place's processes are dead for
         certain only when that host has been restarted since, or when the machine sees its container gone.
         """
-        now = this_place()
+        now = this_pid_scope()
         if self.here:
             return guard.is_running(identity)
         if self.place.boot == now.boot:
             return not is_gone(self.place.namespace)
         return self.place.host != now.host
 
-    def record(self) -> Record:
+    def record(self) -> ProcessRecord:
         """What people may see of it."""
-        return Record(
+        return ProcessRecord(
             guard_pid=self.guard.pid,
             child_pid=self.child.pid,
             owner_pid=self.owner.pid,
@@ -168,7 +168,7 @@ class Saved:
         return tuple(sorted(identity.pid for identity in seen))
 
 
-def recorded(run_dir: Path) -> list[Record]:
+def recorded(run_dir: Path) -> list[ProcessRecord]:
     """What the pid files in a folder say, oldest first; damaged ones are left out (:func:`reap` removes them)."""
     return sorted((content.record() for content in trees(run_dir)), key=lambda record: record.started)
 
@@ -182,7 +182,7 @@ def trees(run_dir: Path) -> list[Saved]:
     return found
 
 
-def membership(run_dir: Path) -> dict[int, Record]:
+def membership(run_dir: Path) -> dict[int, ProcessRecord]:
     """Every running process of the recorded trees, by pid, with the record that it belongs to."""
     return {member.pid: content.record() for content in trees(run_dir) for member in content.members()}
 

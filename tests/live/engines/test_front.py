@@ -36,7 +36,7 @@ def round_(serving: Serving) -> Round:
 
 @pytest.fixture(scope="module")
 def extractor(serving: Serving) -> Extractor:
-    return serving.extractor(600, print)
+    return serving.extractor(600)
 
 
 @pytest.fixture(scope="module")

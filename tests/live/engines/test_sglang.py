@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from standin.heard import hearing
 from standin.processes import running
 
 from infra.config.load import load_round, round_file
@@ -39,8 +40,9 @@ def server(sglang_environment: Path, settings: Settings, target: Target) -> Iter
     config = EngineConfig(device="cpu", dtype="float32", max_model_len=LONGEST, ready_seconds=900, ladder=ladder)
     with start("sglang", LaunchRequest(target, config, "bench", concurrency=8), settings) as serving:
         phases: list[str] = []
-        serving.wait_ready(phases.append)
-        assert "answering" in phases, phases
+        with hearing("infra", lambda record: phases.append(record.getMessage())):
+            serving.wait_ready()
+        assert any(phase.endswith(": answering") for phase in phases), phases
         yield serving
 
 
