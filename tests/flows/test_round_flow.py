@@ -198,7 +198,7 @@ def test_another_round_of_the_target_stands_beside_it(again: Machine) -> None:
 
 
 def test_the_plan_gate_stops_before_anything_starts(again: Machine) -> None:
-    with pytest.raises(GateError, match="plan gate: round small needs .* of disk, its budget is 0.0 kB"):
+    with pytest.raises(GateError, match="plan gate: round small needs .* of disk, its budget is 1 B"):
         eagle3(again.config(), {"budget.disk_bytes": 1})
     assert again.events() == []
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
+import s3fs
 from moto.moto_server import threaded_moto_server
 
 from infra.data.records import read_records
@@ -227,6 +228,7 @@ def test_patterns_in_s3(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in (("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x"), ("DEFAULT_REGION", "us-east-1")):
             monkeypatch.setenv(f"AWS_{name}", value)
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        s3fs.S3FileSystem.clear_instance_cache()  # one that an earlier test made remembers its environment
         client = boto3.client("s3")
         client.create_bucket(Bucket="data")
         for name in ("a", "b"):
