@@ -73,9 +73,23 @@ def planned_version(engine: str, device: str, settings: Settings) -> str:
     try:
         return engine_version(engine, device, settings)
     except EnvironmentBuildError:
-        description = describe(f"{engine}-{device}")
-        return next(
-            pinned[description.version_of]
-            for pinned in (pins(LOCKS / lock) for lock in description.locks)
-            if description.version_of in pinned
-        )
+        return _locked_version(engine, device)
+
+
+def _locked_version(engine: str, device: str) -> str:
+    name = f"{engine}-{device}"
+    try:
+        description = describe(name)
+    except EnvironmentBuildError as error:
+        raise EngineError(
+            f"{engine} has no environment for the device {device!r}",
+            expected=f"an environment called {name} in infra/environments/locks/environments.toml",
+            fix=f"set engines.{engine}.device to one that it has",
+        ) from error
+    for lock in description.locks:
+        if (version := pins(LOCKS / lock).get(description.version_of)) is not None:
+            return version
+    raise EngineError(
+        f"no lock file of the environment {name} pins {description.version_of}",
+        expected=f"its version in one of {', '.join(description.locks)}",
+    )

