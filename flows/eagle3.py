@@ -13,7 +13,7 @@ from infra.config.load import build_round
 from infra.config.round import RoundConfig
 from infra.config.settings import Settings
 from infra.results import Report
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.ledger import Ledger
 from infra.round.status import look
 from infra.steps.report import build_report
@@ -40,38 +40,38 @@ def eagle3(config: RoundConfig, overrides: dict[str, Any] = {}) -> None:  # noqa
     merged = build_round(config.model_dump(mode="json"), overrides, origin="the deployment's round")
     settings = Settings()
     use_store_credentials(settings)
-    round_ = Round(merged, settings)
-    with tasks.ends_with_its_run(), round_.lock():
-        run_round(round_)
+    context = RoundContext(merged, settings)
+    with tasks.ends_with_its_run(), context.lock():
+        run_round(context)
 
 
-def run_round(round_: Round) -> Report:
+def run_round(context: RoundContext) -> Report:
     """The lifecycle, in order. Each step looks first whether its verified result is there already."""
     ledger = Ledger()
-    tasks.watch_disk(round_, ledger)
+    tasks.watch_disk(context, ledger)
     with ledger.step("plan"):
-        plan = tasks.plan(round_)
+        plan = tasks.plan(context)
     with ledger.step("preflight"):
-        ledger.notes += tasks.preflight(round_, plan)
-    status = look(round_)
+        ledger.notes += tasks.preflight(context, plan)
+    status = look(context)
     if status.finished and status.report is not None:
-        return tasks.report_again(round_, status.report)
-    with tasks.gpus_of(round_, ledger):
+        return tasks.report_again(context, status.report)
+    with tasks.gpus_of(context, ledger):
         if status.states_needed or not status.samples.done:
-            make_answers(round_, ledger)
+            make_answers(context, ledger)
         if status.states_needed:
-            make_states(round_, status, ledger)
+            make_states(context, status, ledger)
         elif not status.samples.done:
-            make_samples(round_, ledger)
+            make_samples(context, ledger)
         with ledger.step("cleanup"):
-            ledger.notes += tasks.cleanup_before_training(round_)
-        with ledger.step("train", round_.keys.draft) as step:
-            training = tasks.train(round_, step)
-        with ledger.step("evaluate", round_.keys.eval) as step:
-            evaluation = tasks.evaluate(round_, ledger, step)
-    with ledger.step("publish", round_.keys.published) as step:
-        tasks.publish(round_, build_report(round_, plan, training, evaluation, ledger), step)
-    ledger.look_at_disk(round_)
+            ledger.notes += tasks.cleanup_before_training(context)
+        with ledger.step("train", context.keys.draft) as step:
+            training = tasks.train(context, step)
+        with ledger.step("evaluate", context.keys.eval) as step:
+            evaluation = tasks.evaluate(context, ledger, step)
+    with ledger.step("publish", context.keys.published) as step:
+        tasks.publish(context, build_report(context, plan, training, evaluation, ledger), step)
+    ledger.look_at_disk(context)
     with ledger.step("cleanup after"):
-        ledger.notes += tasks.cleanup_after_publishing(round_)
-    return tasks.report(round_, build_report(round_, plan, training, evaluation, ledger), ledger)
+        ledger.notes += tasks.cleanup_after_publishing(context)
+    return tasks.report(context, build_report(context, plan, training, evaluation, ledger), ledger)

@@ -21,7 +21,7 @@ from infra.config.load import build_round
 from infra.config.round import EngineName, RoundConfig
 from infra.config.settings import Settings
 from infra.gates.parity import alone
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.gpus import gpus_wanted
 from tasks.credentials import use_store_credentials
 
@@ -61,10 +61,10 @@ def parity(
     merged = build_round(config.model_dump(mode="json"), overrides, origin="the deployment's round")
     settings = Settings()
     use_store_credentials(settings)
-    sides = [(Round(alone(merged, choice.engine, samples), settings), choice.environment)
+    sides = [(RoundContext(alone(merged, choice.engine, samples), settings), choice.environment)
              for choice in (extracting, serving)]  # fmt: skip
-    round_ = sides[0][0]
-    with tasks.ends_with_its_run(), round_.lock():
+    context = sides[0][0]
+    with tasks.ends_with_its_run(), context.lock():
         for side, environment in sides:
             tasks.fit_for_parity(side, environment)
         with tasks.gpu_slot(*(side for side, _ in sides)):
@@ -72,12 +72,12 @@ def parity(
             for side, environment in sides:
                 _ready(side)
                 states.append(tasks.parity_side(side, environment))
-            _ready(round_)
-            verdict = tasks.parity_verdict(round_, states)
+            _ready(context)
+            verdict = tasks.parity_verdict(context, states)
     get_run_logger().info(f"{verdict.serving} and {verdict.extracting} agree")
 
 
-def _ready(side: Round) -> None:
+def _ready(side: RoundContext) -> None:
     """Get the GPUs free that a side wants, if any."""
     if gpus_wanted(side.config):
         tasks.ready_gpus(side)

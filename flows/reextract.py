@@ -12,7 +12,7 @@ from flows.lifecycle import make_states
 from infra.config.load import ROUNDS, load_round, round_file
 from infra.config.settings import Settings
 from infra.errors import Eagle3Error
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.ledger import Ledger
 from infra.round.states import stale
 from infra.round.status import look
@@ -54,24 +54,24 @@ def _look_at(name: str, settings: Settings) -> None:
     log = get_run_logger()
     config = load_round(round_file(name))
     try:
-        round_, why = stale(config, settings)
+        context, why = stale(config, settings)
     except Eagle3Error as error:
         log.info(f"{config.name}: cannot be looked at here: {error}")
         return
-    if round_ is None:
+    if context is None:
         log.info(f"{config.name}: {why}")
         return
-    log.info(f"{config.name}: {why}; extracting generation {round_.keys.hidden} beside the old")
-    with round_.lock():
-        _again(round_)
+    log.info(f"{config.name}: {why}; extracting generation {context.keys.hidden} beside the old")
+    with context.lock():
+        _again(context)
 
 
-def _again(round_: Round) -> None:
+def _again(context: RoundContext) -> None:
     ledger = Ledger()
-    tasks.watch_disk(round_, ledger)
+    tasks.watch_disk(context, ledger)
     with ledger.step("preflight"):
-        tasks.preflight(round_, tasks.plan(round_, only=STEPS))
-    with tasks.gpus_of(round_, ledger):
-        make_states(round_, look(round_), ledger)
+        tasks.preflight(context, tasks.plan(context, only=STEPS))
+    with tasks.gpus_of(context, ledger):
+        make_states(context, look(context), ledger)
     with ledger.step("cleanup"):
-        tasks.cleanup_before_training(round_)
+        tasks.cleanup_before_training(context)

@@ -8,7 +8,7 @@ from infra.report.figures import data_uri
 from infra.report.gates import layers_figure, layers_table, layers_text
 from infra.results import Convention
 from infra.round import stored
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.ledger import Ledger, Step
 from infra.round.serving import Serving
 from infra.round.status import look
@@ -16,7 +16,7 @@ from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 
 
 @task(task_run_name="convention", retries=RETRIES, retry_delay_seconds=DELAYS, retry_condition_fn=may_pass, **STEP)
-def convention(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
+def convention(context: RoundContext, server: Serving, ledger: Ledger, step: Step) -> None:
     """Let the convention gate judge the server; the result is stored only when it passes.
 
     The reference computes while the server loads.
@@ -25,22 +25,22 @@ def convention(round_: Round, server: Serving, ledger: Ledger, step: Step) -> No
         GateError: the engine captures other layers than it was asked for.
     """
     ledger.notes += attempts()
-    done = look(round_).convention_gate.done
+    done = look(context).convention_gate.done
     step.came_to(whole=done)
     if done:
         return
     log = get_run_logger()
-    if round_.config.gates.convention.reference == "none":
-        result = steps.unchecked(round_)
+    if context.config.gates.convention.reference == "none":
+        result = steps.unchecked(context)
     else:
-        tokens = steps.sequences(round_)
-        truth = steps.compute_truth(round_, tokens)
-        result = steps.measure(round_, steps.capture(server, tokens), truth)
-    text = layers_text(result, stored.parity(round_))
+        tokens = steps.sequences(context)
+        truth = steps.compute_truth(context, tokens)
+        result = steps.measure(context, steps.capture(server, tokens), truth)
+    text = layers_text(result, stored.parity(context))
     (log.info if result.reference else log.warning)(text)
     _show(result, text)
     steps.convention_gate(result)
-    stored.write_gate(round_, stored.convention_path(round_), result)
+    stored.write_gate(context, stored.convention_path(context), result)
     step.detail = f"reference {result.reference}, {result.tokens:,} tokens" if result.reference else "no reference"
 
 

@@ -5,7 +5,7 @@ from prefect import get_run_logger, task
 from infra.drafter.acceptance import serving_gate
 from infra.results import Evaluation
 from infra.round import stored
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.layouts import draft_folder, served_draft
 from infra.round.ledger import Ledger, Step
 from infra.round.serving import Serving
@@ -14,37 +14,37 @@ from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 
 
 @task(task_run_name="evaluate", retries=RETRIES, retry_delay_seconds=DELAYS, retry_condition_fn=may_pass, **STEP)
-def evaluate(round_: Round, ledger: Ledger, step: Step) -> Evaluation:
+def evaluate(context: RoundContext, ledger: Ledger, step: Step) -> Evaluation:
     """Serve the target without and with the draft; the serving gate compares with the prediction.
 
     The servers load while the prediction is computed.
     """
     ledger.notes += attempts()
-    done = stored.evaluation(round_)
+    done = stored.evaluation(context)
     step.came_to(whole=done is not None)
     if done is not None:
-        stored.point(round_, "eval")
+        stored.point(context, "eval")
         return done
-    draft = draft_folder(round_)
-    sets = steps.prompt_sets(round_)
-    how = steps.layout(round_)
-    with Serving(round_, "bench") as plain, Serving(round_, "bench", draft=served_draft(round_, draft)) as drafted:
+    draft = draft_folder(context)
+    sets = steps.prompt_sets(context)
+    how = steps.layout(context)
+    with Serving(context, "bench") as plain, Serving(context, "bench", draft=served_draft(context, draft)) as drafted:
         if how == "interleaved":
-            steps.begin_both(round_, plain, drafted)
-        predicted = steps.predict(round_, draft)
+            steps.begin_both(context, plain, drafted)
+        predicted = steps.predict(context, draft)
         get_run_logger().info(f"held-out states predict an acceptance length of {predicted.acceptance.length:.3f}")
         try:
-            live = steps.measure(round_, plain, drafted, sets, how)
+            live = steps.measure(context, plain, drafted, sets, how)
         except steps.ServerLost as error:
             ledger.notes.append(f"{error.what}; all was measured again")
             raise
         ledger.started(plain)
         ledger.started(drafted)
-    evaluation = steps.judge(round_, predicted, live, sets, how)
-    serving_gate(*steps.compared(evaluation), round_.config.evaluate.tolerance)
-    stored.write_result(round_, "eval", stored.EVALUATION, evaluation)
-    ledger.notes += steps.shortfalls(round_, evaluation, sets)
+    evaluation = steps.judge(context, predicted, live, sets, how)
+    serving_gate(*steps.compared(evaluation), context.config.evaluate.tolerance)
+    stored.write_result(context, "eval", stored.EVALUATION, evaluation)
+    ledger.notes += steps.shortfalls(context, evaluation, sets)
     step.detail = f"{how}, {' and '.join(f'{len(item.prompts)} {item.name}' for item in sets)} prompts"
-    if too_long := len(round_.evaluation_prompts) - len(sets[-1].prompts):
+    if too_long := len(context.evaluation_prompts) - len(sets[-1].prompts):
         step.detail += f"; {too_long} evaluation prompts were too long"
     return evaluation

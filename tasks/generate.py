@@ -2,7 +2,7 @@
 
 from prefect import task
 
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.ledger import Ledger, Step
 from infra.round.serving import Serving
 from infra.round.stored import point
@@ -16,38 +16,38 @@ from tasks.progress import ProgressArtifact
 def _name() -> str:
     from prefect.runtime import task_run
 
-    round_: Round = task_run.parameters["round_"]
-    return f"generate {len(round_.prompts)} conversations"
+    context: RoundContext = task_run.parameters["context"]
+    return f"generate {len(context.prompts)} conversations"
 
 
 @task(task_run_name=_name, retries=RETRIES, retry_delay_seconds=DELAYS, retry_condition_fn=may_pass, **STEP)
-def generate(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
+def generate(context: RoundContext, server: Serving, ledger: Ledger, step: Step) -> None:
     """Bring the answers to completion; starts the server only when something is missing, and anew when it dies."""
     ledger.notes += attempts()
-    config = round_.config.generate
-    if AnswerLog.finished(round_.store, round_.prefix("answers")):
+    config = context.config.generate
+    if AnswerLog.finished(context.store, context.prefix("answers")):
         step.came_to(whole=True, detail="all answers were there")
-        point(round_, "answers")
+        point(context, "answers")
         return
-    kept = steps.answers_kept(round_)
+    kept = steps.answers_kept(context)
     step.came_to(whole=False, part=bool(kept), detail=f"{len(kept)} answers of an earlier run kept" if kept else "")
     progress = ProgressArtifact("generate", "answers", server.log_tail)
     if config.answers == "target":
-        _ask(round_, server, progress, sum(answer.finish_reason == steps.QUARANTINED for answer in kept))
+        _ask(context, server, progress, sum(answer.finish_reason == steps.QUARANTINED for answer in kept))
     else:
-        steps.generate(round_, None, progress)
-    point(round_, "answers")
+        steps.generate(context, None, progress)
+    point(context, "answers")
     ledger.started(server)
     server.stop()
 
 
-def _ask(round_: Round, server: Serving, progress: ProgressArtifact, quarantined: int) -> None:
+def _ask(context: RoundContext, server: Serving, progress: ProgressArtifact, quarantined: int) -> None:
     """Ask the target, on as many servers as it takes; ``quarantined`` samples were left out before."""
-    config = round_.config.generate
-    for attempt in survive(server, steps.answers_wanted(round_), config.max_quarantined, quarantined):
+    config = context.config.generate
+    for attempt in survive(server, steps.answers_wanted(context), config.max_quarantined, quarantined):
         with attempt:
             client = server.watched(config.timeout_seconds)
             asking = steps.Asking(client, server.flights, attempt.quarantined)
             for sample in attempt.suspects():
-                steps.try_answer(round_, asking, sample)
-            steps.generate(round_, asking, progress)
+                steps.try_answer(context, asking, sample)
+            steps.generate(context, asking, progress)

@@ -11,7 +11,7 @@ from prefect.events import emit_event
 
 from infra.errors import PreflightError
 from infra.machine.gpus.policy import Act
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.gpus import clear_gpus, gpus_wanted, split_by_hand, use_gpus
 from infra.round.ledger import Ledger
 from tasks.options import STEP
@@ -20,28 +20,28 @@ GPU_SLOT = "gpu"
 
 
 @contextmanager
-def gpus_of(round_: Round, ledger: Ledger) -> Iterator[None]:
+def gpus_of(context: RoundContext, ledger: Ledger) -> Iterator[None]:
     """The machine's GPUs for a round that wants any: a slot in Prefect, then a look at the GPUs themselves.
 
     Raises:
         PreflightError: the server has no such slot, or too few GPUs are fit.
     """
-    with gpu_slot(round_):
-        if gpus_wanted(round_.config):
+    with gpu_slot(context):
+        if gpus_wanted(context.config):
             with ledger.step("gpus"):
-                ledger.notes += ready_gpus(round_)
+                ledger.notes += ready_gpus(context)
         yield
 
 
 @contextmanager
-def gpu_slot(*rounds: Round) -> Iterator[None]:
+def gpu_slot(*rounds: RoundContext) -> Iterator[None]:
     """The slot in Prefect, if any of these rounds wants GPUs; whether they are free is for :func:`ready_gpus` to see.
 
     Raises:
         PreflightError: the server has no such slot.
     """
     with ExitStack() as held:
-        if any(gpus_wanted(round_.config) for round_ in rounds):
+        if any(gpus_wanted(context.config) for context in rounds):
             _take_slot(held)
         yield
 
@@ -60,8 +60,8 @@ def _take_slot(held: ExitStack) -> None:
         ) from error
 
 
-@task(task_run_name="gpus for {round_.config.name}", **STEP)
-def ready_gpus(round_: Round) -> list[str]:
+@task(task_run_name="gpus for {context.config.name}", **STEP)
+def ready_gpus(context: RoundContext) -> list[str]:
     """Get the round's GPUs free, as its policy allows; what was done, for the report.
 
     Raises:
@@ -70,18 +70,18 @@ def ready_gpus(round_: Round) -> list[str]:
     if split_by_hand():
         get_run_logger().info("CUDA_VISIBLE_DEVICES names MIG instances: they are used as they are")
         return []
-    cleared = clear_gpus(round_.config, round_.settings)
+    cleared = clear_gpus(context.config, context.settings)
     for act in cleared.acts:
-        _tell(round_, act)
-    use_gpus(round_, cleared)
+        _tell(context, act)
+    use_gpus(context, cleared)
     return [act.text for act in cleared.acts]
 
 
-def _tell(round_: Round, act: Act) -> None:
+def _tell(context: RoundContext, act: Act) -> None:
     """One event an act: ``eagle3.gpu.ended``, ``eagle3.gpu.reset``, ``eagle3.gpu.quarantined`` and so on."""
     machine = socket.gethostname()
     emit_event(
         event=f"eagle3.gpu.{act.action}",
         resource={"prefect.resource.id": f"eagle3.machine.{machine}", "prefect.resource.name": machine},
-        payload={"round": round_.config.name, "gpus": list(act.gpus), "text": act.text},
+        payload={"round": context.config.name, "gpus": list(act.gpus), "text": act.text},
     )

@@ -15,7 +15,7 @@ from infra.report.figures import data_uri
 from infra.report.gates import parity_figure, parity_table, parity_text
 from infra.results import Parity
 from infra.round import stored
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.ledger import Ledger, Step
 from infra.round.preflight import faults
 from infra.round.serving import Serving
@@ -24,13 +24,13 @@ from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 
 
 @task(
-    task_run_name="parity of {round_.config.extract.engine} and {round_.config.serve_with}",
+    task_run_name="parity of {context.config.extract.engine} and {context.config.serve_with}",
     retries=RETRIES,
     retry_delay_seconds=DELAYS,
     retry_condition_fn=may_pass,
     **STEP,
 )
-def parity(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
+def parity(context: RoundContext, server: Serving, ledger: Ledger, step: Step) -> None:
     """Let the parity gate judge the two engines; the result is stored only when it passes.
 
     The serving engine comes first and is gone before the extracting one loads, so that one at a time needs the memory
@@ -43,21 +43,21 @@ def parity(round_: Round, server: Serving, ledger: Ledger, step: Step) -> None:
         GateError: the two do not compute the same.
     """
     ledger.notes += attempts()
-    tokens = steps.sequences(round_)
+    tokens = steps.sequences(context)
     server.stop()
-    with Serving(round_, "extract", engine=round_.config.serve_with) as serving:
+    with Serving(context, "extract", engine=context.config.serve_with) as serving:
         serving_side = steps.take(serving, tokens)
         ledger.started(serving)
     extracting_side = steps.take(server, tokens)
-    result = steps.judge(round_, extracting_side, serving_side)
+    result = steps.judge(context, extracting_side, serving_side)
     show_parity(result)
     steps.parity_gate(result)
-    stored.write_gate(round_, stored.parity_path(round_), result)
+    stored.write_gate(context, stored.parity_path(context), result)
     step.detail = f"{serving_side.name} against {extracting_side.name}, {result.tokens:,} tokens"
 
 
-@task(task_run_name="preflight of {round_.extracting.device} {round_.config.extract.engine}", **STEP)
-def fit_for_parity(round_: Round, environment: str) -> None:
+@task(task_run_name="preflight of {context.extracting.device} {context.config.extract.engine}", **STEP)
+def fit_for_parity(context: RoundContext, environment: str) -> None:
     """Fetch the target if the round says so, and see that the engine can run here.
 
     Args:
@@ -66,35 +66,35 @@ def fit_for_parity(round_: Round, environment: str) -> None:
     Raises:
         PreflightError: the machine lacks something; every fault is named.
     """
-    settings, target = round_.settings, round_.config.target
+    settings, target = context.settings, context.config.target
     if target.fetch and target.source and not (settings.models_dir / target.name / "config.json").is_file():
         fetch_target(target, settings.models_dir, settings.cache_dir)
-    with using_environment(steps.environment_of(round_), environment):
-        lacks = faults(round_.config, settings, gpus(), serves=False)
+    with using_environment(steps.environment_of(context), environment):
+        lacks = faults(context.config, settings, gpus(), serves=False)
     if lacks:
         raise PreflightError("this machine cannot compare these engines: " + "; ".join(lacks))
 
 
 @task(
-    task_run_name="states from {round_.config.extract.engine} {environment}",
+    task_run_name="states from {context.config.extract.engine} {environment}",
     retries=RETRIES,
     retry_delay_seconds=DELAYS,
     retry_condition_fn=may_pass,
     **STEP,
 )
-def parity_side(round_: Round, environment: str) -> Side:
+def parity_side(context: RoundContext, environment: str) -> Side:
     """What one engine makes of the round's prompts; its server is gone afterwards."""
     with (
-        using_environment(steps.environment_of(round_), environment),
-        Serving(round_, "extract", engine=round_.config.extract.engine) as serving,
+        using_environment(steps.environment_of(context), environment),
+        Serving(context, "extract", engine=context.config.extract.engine) as serving,
     ):
-        side = steps.take(serving, steps.prompt_sequences(round_))
-    shutil.rmtree(round_.scratch)
+        side = steps.take(serving, steps.prompt_sequences(context))
+    shutil.rmtree(context.scratch)
     return side
 
 
 @task(task_run_name="compare", **STEP)
-def parity_verdict(round_: Round, sides: Sequence[Side]) -> Parity:
+def parity_verdict(context: RoundContext, sides: Sequence[Side]) -> Parity:
     """Compare two sides, show it, and let the gate judge.
 
     Args:
@@ -104,7 +104,7 @@ def parity_verdict(round_: Round, sides: Sequence[Side]) -> Parity:
         GateError: the two do not compute the same.
     """
     extracting_side, serving_side = sides
-    result = steps.judge(round_, extracting_side, serving_side)
+    result = steps.judge(context, extracting_side, serving_side)
     show_parity(result)
     steps.parity_gate(result)
     return result

@@ -5,16 +5,16 @@ from collections.abc import Collection
 from prefect import task
 from prefect.artifacts import create_table_artifact
 
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.steps.plan import Plan, make_plan
 from infra.units import duration, size
 from tasks.options import STEP
 
 
-@task(task_run_name="plan {round_.config.name}", **STEP)
-def plan(round_: Round, only: Collection[str] = ()) -> Plan:
+@task(task_run_name="plan {context.config.name}", **STEP)
+def plan(context: RoundContext, only: Collection[str] = ()) -> Plan:
     """Plan the round, or ``only`` these steps; preflight stops it when it cannot fit, with all else that is missing."""
-    made = make_plan(round_, only)
+    made = make_plan(context, only)
     create_table_artifact(
         key="plan",
         table=[

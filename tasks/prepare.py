@@ -2,7 +2,7 @@
 
 from prefect import task
 
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.ledger import Step
 from infra.round.stored import point, sample_counts
 from infra.steps import prepare as steps
@@ -10,11 +10,11 @@ from tasks.options import STEP
 
 
 @task(task_run_name="prepare samples", **STEP)
-def prepare(round_: Round, step: Step) -> None:
+def prepare(context: RoundContext, step: Step) -> None:
     """Build the samples and let the data gate judge them."""
-    step.reused = steps.prepare(round_)
-    point(round_, "samples")
-    counts = sample_counts(round_)
-    tokens = sum(len(sample.input_ids) for sample in round_.samples)
+    step.reused = steps.prepare(context)
+    point(context, "samples")
+    counts = sample_counts(context)
+    tokens = sum(len(sample.input_ids) for sample in context.samples)
     dropped = ", ".join(f"{value} {name}" for name, value in counts.items() if value and name != "answers")
-    step.detail = f"{len(round_.samples)} samples, {tokens:,} tokens; {dropped}"
+    step.detail = f"{len(context.samples)} samples, {tokens:,} tokens; {dropped}"

@@ -13,7 +13,7 @@ from infra.report.card import cards
 from infra.report.files import inline_report, report_files
 from infra.report.markdown import acceptance_table
 from infra.results import Report
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.ledger import Ledger, Step
 from infra.round.publication import draft_name, publication_done
 from infra.round.stored import point
@@ -24,65 +24,65 @@ from tasks.options import STEP
 
 
 @task(task_run_name="publish", **STEP)
-def publish(round_: Round, made: Report, step: Step) -> None:
+def publish(context: RoundContext, made: Report, step: Step) -> None:
     """Publish the draft with its card, unless it is published already."""
-    if publication_done(round_):
+    if publication_done(context):
         step.reused = True
-        point(round_, "published")
+        point(context, "published")
         return
-    where = publish_draft(round_, made, cards(made, round_.config.target.source))
-    point(round_, "published")
-    step.detail = draft_name(round_)
-    create_link_artifact(key="draft", link=where, link_text=draft_name(round_))
+    where = publish_draft(context, made, cards(made, context.config.target.source))
+    point(context, "published")
+    step.detail = draft_name(context)
+    create_link_artifact(key="draft", link=where, link_text=draft_name(context))
     get_run_logger().info(f"published {where}")
 
 
-def _freed(round_: Round, items: Iterable[Item]) -> list[str]:
+def _freed(context: RoundContext, items: Iterable[Item]) -> list[str]:
     log = get_run_logger()
     lines = []
     for item in items:
-        if free(round_.store, round_.settings, round_.config.name, item) is not None:
+        if free(context.store, context.settings, context.config.name, item) is not None:
             lines.append(f"freed {size(item.bytes)}: {item.path} ({item.why})")
             log.info(lines[-1])
     return lines
 
 
 @task(task_run_name="cleanup before training", **STEP)
-def cleanup_before_training(round_: Round) -> list[str]:
+def cleanup_before_training(context: RoundContext) -> list[str]:
     """Free what a running round may: leftovers, superseded and earlier rounds' states; never those to be trained on."""
-    name, policy, own = round_.config.name, round_.config.retention, round_.prefix("hidden")
-    lines = _freed(round_, candidates(round_.store, round_.settings, name, policy, own))
-    forget_segments(round_.settings.run_dir)
+    name, policy, own = context.config.name, context.config.retention, context.prefix("hidden")
+    lines = _freed(context, candidates(context.store, context.settings, name, policy, own))
+    forget_segments(context.settings.run_dir)
     return lines
 
 
 @task(task_run_name="cleanup after publishing", **STEP)
-def cleanup_after_publishing(round_: Round) -> list[str]:
+def cleanup_after_publishing(context: RoundContext) -> list[str]:
     """Free this round's own hidden states by policy, and its scratch: what counts is in the store by now.
 
     The samples are kept, so that the states can be extracted again.
     """
-    found = after_publishing(round_.store, round_.settings, round_.config.name, round_.config.retention)
-    lines = _freed(round_, found)
-    clean_scratch(round_.store, round_.scratch)
+    found = after_publishing(context.store, context.settings, context.config.name, context.config.retention)
+    lines = _freed(context, found)
+    clean_scratch(context.store, context.scratch)
     return lines
 
 
 @task(task_run_name="report", **STEP)
-def report(round_: Round, made: Report, ledger: Ledger) -> Report:
+def report(context: RoundContext, made: Report, ledger: Ledger) -> Report:
     """Write the report and learn this machine's speeds for the next plan."""
-    where = write_report(round_, made, report_files(made))
-    learn_from(round_, made, ledger)
+    where = write_report(context, made, report_files(made))
+    learn_from(context, made, ledger)
     _show(made)
     get_run_logger().info(f"report: {where}")
     return made
 
 
 @task(task_run_name="report", **STEP)
-def report_again(round_: Round, made: Report) -> Report:
+def report_again(context: RoundContext, made: Report) -> Report:
     """Show the report of a finished round; its results become the live ones."""
     for step in ("answers", "samples", "draft", "eval", "published", "report"):
-        point(round_, step)
+        point(context, step)
     _show(made)
     get_run_logger().info("every step of this round is done; nothing was redone")
     return made

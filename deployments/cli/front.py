@@ -14,7 +14,7 @@ from infra.config.settings import Settings
 
 if TYPE_CHECKING:
     from infra.engines.client.front import Front
-    from infra.round.context import Round
+    from infra.round.context import RoundContext
 
 CHECK_SECONDS = 2.0
 NO_DATASET = "DATASET"
@@ -34,28 +34,28 @@ def front(
     """
     from infra.engines.client.front import Front
     from infra.errors import EngineError
-    from infra.round.context import Round
+    from infra.round.context import RoundContext
     from infra.round.serving import Serving
 
     config = open_round(name, overrides)
-    round_ = Round(config, Settings())
-    _prepare(round_)
-    with round_.lock(), Serving(round_, "extract") as serving:
+    context = RoundContext(config, Settings())
+    _prepare(context)
+    with context.lock(), Serving(context, "extract") as serving:
         extractor = serving.extractor(config.extract.timeout_seconds)
         server = serving.server
         if server is None:
             raise EngineError(f"{serving.name} ended while it was being started")
         served = Front(
             extractor,
-            str(round_.target.path),
-            round_.target.shape.vocab_size,
-            round_.scratch / "front",
+            str(context.target.path),
+            context.target.shape.vocab_size,
+            context.scratch / "front",
             concurrency=config.extract.concurrency,
             port=port,
             healthy=server.check,
         )
         with served as running:
-            _tell(round_, running, as_json)
+            _tell(context, running, as_json)
             try:
                 while True:
                     time.sleep(CHECK_SECONDS)
@@ -64,10 +64,10 @@ def front(
                 say(f"ended; {running.served} requests were answered")
 
 
-def commands(round_: "Round", running: "Front", dataset: str) -> dict[str, list[str]]:
+def commands(context: "RoundContext", running: "Front", dataset: str) -> dict[str, list[str]]:
     """speculators' commands that use the front, by name; the training wants a GPU."""
     tool = str(Path(sys.executable).with_name("speculators"))
-    endpoint, config = f"{running.address}/v1", round_.config
+    endpoint, config = f"{running.address}/v1", context.config
     return {
         "generate-offline-data": [
             tool, "generate-offline-data", "--endpoint", endpoint, "--model", running.model,
@@ -83,26 +83,26 @@ def commands(round_: "Round", running: "Front", dataset: str) -> dict[str, list[
     }  # fmt: skip
 
 
-def _prepare(round_: "Round") -> None:
+def _prepare(context: "RoundContext") -> None:
     """Environment and target, where they are missing."""
     from infra.environments.building import build
     from infra.targets.fetch import fetch_target
 
-    settings, target = round_.settings, round_.config.target
-    build(f"{round_.config.extract.engine}-{round_.extracting.device}", settings.cache_dir)
+    settings, target = context.settings, context.config.target
+    build(f"{context.config.extract.engine}-{context.extracting.device}", settings.cache_dir)
     if target.fetch and target.source and not (settings.models_dir / target.name / "config.json").is_file():
         fetch_target(target, settings.models_dir, settings.cache_dir)
 
 
-def _tell(round_: "Round", running: "Front", as_json: bool) -> None:
-    dataset = _dataset(round_)
-    lines = commands(round_, running, dataset or NO_DATASET)
+def _tell(context: "RoundContext", running: "Front", as_json: bool) -> None:
+    dataset = _dataset(context)
+    lines = commands(context, running, dataset or NO_DATASET)
     if as_json:
         print_json({"address": running.address, "model": running.model, "dataset": dataset, "commands": lines})
         sys.stdout.flush()
         return
-    engine = round_.config.extract.engine
-    print(f"states of {running.model} from {engine} {round_.versions[engine]} at {running.address}/v1")
+    engine = context.config.extract.engine
+    print(f"states of {running.model} from {engine} {context.versions[engine]} at {running.address}/v1")
     if dataset is None:
         print(f"the round has no samples yet: {NO_DATASET} is a folder made by `speculators prepare-data`")
     for line in lines.values():
@@ -110,13 +110,13 @@ def _tell(round_: "Round", running: "Front", as_json: bool) -> None:
     print("Ctrl-C ends it", flush=True)
 
 
-def _dataset(round_: "Round") -> str | None:
+def _dataset(context: "RoundContext") -> str | None:
     """The round's samples as speculators' dataset, when they are prepared."""
     from infra.drafter.dataset import write_dataset
     from infra.round.stored import samples_done
 
-    if not samples_done(round_):
+    if not samples_done(context):
         return None
-    folder = round_.scratch / "front-dataset"
-    write_dataset(round_.samples, folder, None)
+    folder = context.scratch / "front-dataset"
+    write_dataset(context.samples, folder, None)
     return str(folder)

@@ -27,13 +27,13 @@ def plan(
     from infra.errors import GateError
     from infra.machine.gpus.readings import gpus
     from infra.round.checks import refusals
-    from infra.round.context import Round
+    from infra.round.context import RoundContext
     from infra.round.preflight import machine_faults
     from infra.steps.plan import make_plan, plan_gate
 
     say(f"reading the prompts of {config.name} ...")
     settings = Settings()
-    result = make_plan(Round(config, settings))
+    result = make_plan(RoundContext(config, settings))
     lacks = tuple(f"this machine cannot run it: {fault}" for fault in machine_faults(config, gpus()))
     result = result.model_copy(update={"notes": (*result.notes, *lacks)})
     say("asking engines and trainer what they cannot do ...")

@@ -18,7 +18,7 @@ from infra.gates.agreement import median
 from infra.gates.capture import AGREEMENT, Head, near_ties
 from infra.gates.layer_errors import error_row, explain, ratio
 from infra.results import Convention
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.serving import Serving
 from infra.round.states import states_meta
 
@@ -50,22 +50,22 @@ class Truth:
     why: str = ""
 
 
-def sequences(round_: Round) -> list[list[int]]:
+def sequences(context: RoundContext) -> list[list[int]]:
     """The beginnings of a handful of the round's samples, evenly spread over its rows."""
-    bounds, samples = round_.config.gates.convention, round_.samples
+    bounds, samples = context.config.gates.convention, context.samples
     count = min(bounds.samples, len(samples))
     rows = sorted({round(number * (len(samples) - 1) / max(1, count - 1)) for number in range(count)})
     return [list(samples[row].input_ids[: bounds.tokens]) for row in rows]
 
 
-def compute_truth(round_: Round, tokens: Sequence[Sequence[int]]) -> Truth:
+def compute_truth(context: RoundContext, tokens: Sequence[Sequence[int]]) -> Truth:
     """The reference's states of the sequences; without any when there can be none here, and why."""
-    mode = round_.config.gates.convention.reference
+    mode = context.config.gates.convention.reference
     if mode == "none":
         return Truth(why=NONE_ASKED)
     try:
         with Reference(
-            round_.target, round_.settings, mode, round_.extracting.device, round_.devices, round_.scratch
+            context.target, context.settings, mode, context.extracting.device, context.devices, context.scratch
         ) as reference:
             return Truth(reference.states(tokens), reference.how)
     except ReferenceUnavailable as error:
@@ -85,14 +85,14 @@ def capture(serving: Serving, tokens: Sequence[Sequence[int]]) -> list[States]:
     return [states for _, states in run_ordered(tokens, send, min(config.concurrency, len(tokens)), len(tokens))]
 
 
-def measure(round_: Round, captured: Sequence[States], truth: Truth) -> Convention:
+def measure(context: RoundContext, captured: Sequence[States], truth: Truth) -> Convention:
     """Errors of every slot against every layer, and what the final states lead to; judges, but stops nothing.
 
     Raises:
         GateError: the target's final norm is not what this project takes it for.
     """
-    head, meta = Head(round_.target), states_meta(round_)
-    taps = (*meta.taps, round_.target.shape.layers)
+    head, meta = Head(context.target), states_meta(context)
+    taps = (*meta.taps, context.target.shape.layers)
     tokens = _Tokens(head)
     for number, states in enumerate(captured):
         tokens.add(states, truth.states[number].next_tokens if truth.states else None)
@@ -107,7 +107,7 @@ def measure(round_: Round, captured: Sequence[States], truth: Truth) -> Conventi
         changes |= {"medians": tuple(rows), "ratios": tuple(map(ratio, rows, taps))}
         engine = f"{meta.engine} version {meta.engine_version}"
         causes += explain(taps, rows, post_norm, engine, meta.final)
-    found = _unmeasured(round_, truth).model_copy(update=changes)
+    found = _unmeasured(context, truth).model_copy(update=changes)
     causes = causes or _token_faults(found)
     return found.model_copy(
         update={
@@ -117,9 +117,9 @@ def measure(round_: Round, captured: Sequence[States], truth: Truth) -> Conventi
     )
 
 
-def unchecked(round_: Round) -> Convention:
+def unchecked(context: RoundContext) -> Convention:
     """The result of a round that asks for no reference: nothing is measured, and the report says so."""
-    return _unmeasured(round_, Truth(why=NONE_ASKED))
+    return _unmeasured(context, Truth(why=NONE_ASKED))
 
 
 def convention_gate(found: Convention) -> None:
@@ -137,11 +137,11 @@ def convention_gate(found: Convention) -> None:
         )
 
 
-def _unmeasured(round_: Round, truth: Truth) -> Convention:
-    meta = states_meta(round_)
+def _unmeasured(context: RoundContext, truth: Truth) -> Convention:
+    meta = states_meta(context)
     return Convention(
         engine=f"{meta.engine} {meta.engine_version}",
-        taps=(*meta.taps, round_.target.shape.layers),
+        taps=(*meta.taps, context.target.shape.layers),
         reference=truth.how,
         why=truth.why,
     )

@@ -17,7 +17,7 @@ from infra.errors import GateError
 from infra.gates.agreement import Layers, Side, compare
 from infra.gates.capture import Head
 from infra.results import Parity, TapParity
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.serving import Serving
 
 log = logging.getLogger(__name__)
@@ -48,37 +48,37 @@ def alone(config: RoundConfig, engine: EngineName, samples: int) -> RoundConfig:
     return build_round(config.model_dump(mode="json"), changes, origin=f"round {config.name}")
 
 
-def environment_of(round_: Round) -> str:
+def environment_of(context: RoundContext) -> str:
     """Name of the extracting engine's environment."""
-    return f"{round_.config.extract.engine}-{round_.extracting.device}"
+    return f"{context.config.extract.engine}-{context.extracting.device}"
 
 
-def sequences(round_: Round) -> list[list[int]]:
+def sequences(context: RoundContext) -> list[list[int]]:
     """A handful of the round's samples as token ids, from the longest to the shortest in even steps.
 
     The longest is where chunked prefill has something to cut.
     """
-    return _spread(round_, [list(sample.input_ids) for sample in round_.samples])
+    return _spread(context, [list(sample.input_ids) for sample in context.samples])
 
 
-def prompt_sequences(round_: Round) -> list[list[int]]:
+def prompt_sequences(context: RoundContext) -> list[list[int]]:
     """As :func:`sequences`, from the round's prompts under the target's template: no samples are needed."""
-    arguments = round_.config.prompts.template_args
-    return _spread(round_, [round_.chat.render(prompt.messages, arguments) for prompt in round_.prompts])
+    arguments = context.config.prompts.template_args
+    return _spread(context, [context.chat.render(prompt.messages, arguments) for prompt in context.prompts])
 
 
-def _spread(round_: Round, sequences: list[list[int]]) -> list[list[int]]:
-    bounds = round_.config.gates.parity
+def _spread(context: RoundContext, sequences: list[list[int]]) -> list[list[int]]:
+    bounds = context.config.gates.parity
     sequences.sort(key=len, reverse=True)
     count = min(bounds.samples, len(sequences))
     places = {round(number * (len(sequences) - 1) / max(1, count - 1)) for number in range(count)}
-    longest = min(bounds.tokens, round_.extracting.max_model_len - 1)
+    longest = min(bounds.tokens, context.extracting.max_model_len - 1)
     return [sequences[place][:longest] for place in sorted(places)]
 
 
-def conversations(round_: Round) -> list[list[Message]]:
+def conversations(context: RoundContext) -> list[list[Message]]:
     """Conversations whose tokens both engines are asked for."""
-    return [list(prompt.messages) for prompt in round_.prompts[: round_.config.gates.parity.samples]]
+    return [list(prompt.messages) for prompt in context.prompts[: context.config.gates.parity.samples]]
 
 
 def take(serving: Serving, tokens: Sequence[Sequence[int]]) -> Side:
@@ -88,29 +88,29 @@ def take(serving: Serving, tokens: Sequence[Sequence[int]]) -> Side:
         ExtractionFault: the engine gave something else than the states of these tokens.
         EngineError: it cannot be reached, fails, or does not tell its tokens.
     """
-    round_, config = serving.round, serving.round.config
+    context, config = serving.round, serving.round.config
     client = serving.ready(config.extract.timeout_seconds)
     extractor = serving.extractor(config.extract.timeout_seconds)
     flight = min(config.extract.concurrency, len(tokens))
     send = serving.flights.around(extractor.extract)
     states = [captured for _, captured in run_ordered(tokens, send, flight, len(tokens))]
     arguments = config.prompts.template_args
-    chats = [client.tokenize_chat(messages, arguments) for messages in conversations(round_)]
-    return Side(f"{serving.engine} {round_.versions[serving.engine]}", states, chats)
+    chats = [client.tokenize_chat(messages, arguments) for messages in conversations(context)]
+    return Side(f"{serving.engine} {context.versions[serving.engine]}", states, chats)
 
 
-def judge(round_: Round, extracting: Side, serving: Side) -> Parity:
+def judge(context: RoundContext, extracting: Side, serving: Side) -> Parity:
     """Compare two sides, with the distances between the target's layers where a reference can give them.
 
     Args:
         extracting: of the engine that extracts.
         serving: of the engine that serves.
     """
-    head = Head(round_.target)
+    head = Head(context.target)
     result = compare(
-        round_.target, round_.config.extract.taps, extracting, serving, _layers(round_, extracting, head), head
+        context.target, context.config.extract.taps, extracting, serving, _layers(context, extracting, head), head
     )
-    return result.model_copy(update={"tokeniser_fault": _tokeniser_fault(round_, extracting, serving)})
+    return result.model_copy(update={"tokeniser_fault": _tokeniser_fault(context, extracting, serving)})
 
 
 def parity_gate(result: Parity) -> None:
@@ -181,8 +181,8 @@ def _remedy(result: Parity) -> str:
     return "no layer near by explains it: compare dtype, quantisation and attention backends of the two engines"
 
 
-def _layers(round_: Round, side: Side, head: Head) -> Layers | None:
-    mode = round_.config.gates.convention.reference
+def _layers(context: RoundContext, side: Side, head: Head) -> Layers | None:
+    mode = context.config.gates.convention.reference
     if mode == "none":
         return None
     chosen: list[list[int]] = []
@@ -193,18 +193,18 @@ def _layers(round_: Round, side: Side, head: Head) -> Layers | None:
         if not room:
             break
     try:
-        device, devices = round_.extracting.device, round_.devices
-        with Reference(round_.target, round_.settings, mode, device, devices, round_.scratch) as reference:
+        device, devices = context.extracting.device, context.devices
+        with Reference(context.target, context.settings, mode, device, devices, context.scratch) as reference:
             return Layers([states.hidden for states in reference.states(chosen)], head)
     except ReferenceUnavailable as error:
         log.info(f"parity is judged without the distances between layers: {error}")
         return None
 
 
-def _tokeniser_fault(round_: Round, extracting: Side, serving: Side) -> str:
-    arguments = round_.config.prompts.template_args
-    for number, messages in enumerate(conversations(round_)):
-        ours = round_.chat.render(messages, arguments)
+def _tokeniser_fault(context: RoundContext, extracting: Side, serving: Side) -> str:
+    arguments = context.config.prompts.template_args
+    for number, messages in enumerate(conversations(context)):
+        ours = context.chat.render(messages, arguments)
         for side in (extracting, serving):
             theirs = list(side.chats[number])
             if theirs != ours:
@@ -212,7 +212,7 @@ def _tokeniser_fault(round_: Round, extracting: Side, serving: Side) -> str:
                 place = next((n for n in range(shorter) if ours[n] != theirs[n]), shorter)
                 return (
                     f"{side.name} turns conversation {number} into {len(theirs)} tokens, the target's template into "
-                    f"{len(ours)}; from token {place} on it has {round_.chat.decode(theirs[place : place + 8])!r} "
-                    f"where the template has {round_.chat.decode(ours[place : place + 8])!r}"
+                    f"{len(ours)}; from token {place} on it has {context.chat.decode(theirs[place : place + 8])!r} "
+                    f"where the template has {context.chat.decode(ours[place : place + 8])!r}"
                 )
     return ""

@@ -24,7 +24,7 @@ from infra.store.samples import Sample, read_samples
 from infra.targets.target import Target, open_target
 
 
-class Round:
+class RoundContext:
     """A round on this machine: config, target, prompts, store and the keys of its steps.
 
     Everything but the config and the settings is read when it is first asked for. A plain class, not a dataclass:

@@ -11,7 +11,7 @@ from infra.machine.gpus.policy import Cleared, Clearing, View
 from infra.machine.gpus.readings import gpus
 
 if TYPE_CHECKING:
-    from infra.round.context import Round
+    from infra.round.context import RoundContext
 
 
 def gpus_wanted(config: RoundConfig) -> int:
@@ -43,18 +43,18 @@ def clear_gpus(config: RoundConfig, settings: Settings) -> Cleared:
     return Clearing(config.gpu, view(settings, config.gpu.free), gpus_wanted(config)).run()
 
 
-def use_gpus(round_: "Round", cleared: Cleared) -> None:
+def use_gpus(context: "RoundContext", cleared: Cleared) -> None:
     """Make the round's processes use the GPUs that are fit.
 
     Raises:
         PreflightError: they are too few.
     """
     if not cleared.enough:
-        raise too_few(round_.config, cleared)
+        raise too_few(context.config, cleared)
     chosen = [finding.gpu for finding in cleared.fit]
     machine = gpus().gpus
     natural = [gpu.index for gpu in chosen] == sorted(gpu.index for gpu in chosen)
-    round_.devices = () if natural and not cleared.unfit else cuda_names(chosen, machine)
+    context.devices = () if natural and not cleared.unfit else cuda_names(chosen, machine)
 
 
 def too_few(config: RoundConfig, cleared: Cleared) -> PreflightError:

@@ -11,31 +11,31 @@ from infra.engines.limits import wrapper_fault
 from infra.engines.registry import find_engine
 from infra.errors import EngineError
 from infra.results import Layout
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.targets.target import Target
 
 
-def draft_folder(round_: Round) -> Path:
+def draft_folder(context: RoundContext) -> Path:
     """A local folder with this round's draft in speculators' format; fetched into scratch from a remote store."""
-    prefix = round_.prefix("draft")
-    local = round_.store.local_path(prefix)
+    prefix = context.prefix("draft")
+    local = context.store.local_path(prefix)
     if local is not None:
         return local
-    folder = round_.scratch / f"draft-{round_.keys.draft}"
-    for item in round_.store.list(prefix):
+    folder = context.scratch / f"draft-{context.keys.draft}"
+    for item in context.store.list(prefix):
         path = folder / item.path.removeprefix(prefix).lstrip("/")
         if not path.exists() or path.stat().st_size != item.size:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(round_.store.get(item.path))
+            path.write_bytes(context.store.get(item.path))
     return folder
 
 
-def served_draft(round_: Round, draft: Path) -> Path:
+def served_draft(context: RoundContext, draft: Path) -> Path:
     """The draft as the serving engine loads it; raises as :func:`draft_for`."""
-    return draft_for(round_, round_.config.serve_with, draft)
+    return draft_for(context, context.config.serve_with, draft)
 
 
-def draft_for(round_: Round, name: str, draft: Path) -> Path:
+def draft_for(context: RoundContext, name: str, draft: Path) -> Path:
     """The draft as an engine loads it; where that needs a layout of its own, a folder in scratch.
 
     Args:
@@ -50,29 +50,29 @@ def draft_for(round_: Round, name: str, draft: Path) -> Path:
     if engine.layout is None:
         return draft
     taps = read_config(draft)["eagle_aux_hidden_state_layer_ids"]
-    numbers = engine.numbering.numbers(taps, round_.target.shape, round_.versions.get(name))
-    return engine.layout.write(draft, round_.scratch / f"{name}-{numbers.version}" / draft.name, numbers)
+    numbers = engine.numbering.numbers(taps, context.target.shape, context.versions.get(name))
+    return engine.layout.write(draft, context.scratch / f"{name}-{numbers.version}" / draft.name, numbers)
 
 
-def layouts(round_: Round, published: str) -> tuple[Layout, ...]:
+def layouts(context: RoundContext, published: str) -> tuple[Layout, ...]:
     """What is published of this round's draft, which is trained.
 
     Args:
         published: URL of the draft's published folder, which has one subfolder a layout.
     """
-    config = json.loads(round_.store.get(f"{round_.prefix('draft')}/config.json"))
-    return tuple(_layout(round_, name, config, f"{published}/{name}") for name in ENGINES)
+    config = json.loads(context.store.get(f"{context.prefix('draft')}/config.json"))
+    return tuple(_layout(context, name, config, f"{published}/{name}") for name in ENGINES)
 
 
-def _layout(round_: Round, name: EngineName, config: Mapping[str, Any], folder: str) -> Layout:
-    engine, taps = find_engine(name), round_.config.extract.taps
+def _layout(context: RoundContext, name: EngineName, config: Mapping[str, Any], folder: str) -> Layout:
+    engine, taps = find_engine(name), context.config.extract.taps
     if engine.layout is None:
         return Layout(engine=name, published=folder, layer_ids=taps)
     try:
-        numbers = engine.numbering.numbers(taps, round_.target.shape, round_.versions.get(name))
+        numbers = engine.numbering.numbers(taps, context.target.shape, context.versions.get(name))
     except EngineError as error:
         return Layout(engine=name, why_not=error.what)
-    reason = wrapper_fault(engine, round_.target) or engine.layout.inexpressible(config, numbers.version)
+    reason = wrapper_fault(engine, context.target) or engine.layout.inexpressible(config, numbers.version)
     if reason:
         return Layout(engine=name, why_not=reason)
     numbers = numbers.from_version(engine.layout.first_version(config))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from infra.results import StepTime
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.publication import published_prefix
 from infra.round.serving import Serving
 
@@ -70,10 +70,10 @@ class Ledger:
         # A hang is told again by what was done about it: the next rung, or a new start.
         self.notes += [event.text for event in serving.events if event.name != "server.hang"]
 
-    def look_at_disk(self, round_: Round) -> None:
+    def look_at_disk(self, context: RoundContext) -> None:
         """Measure what the round holds now."""
-        published = sum(item.size for item in round_.store.list(published_prefix(round_)))
-        self.peak_bytes = max(self.peak_bytes, round_.disk.held_bytes() + published)
+        published = sum(item.size for item in context.store.list(published_prefix(context)))
+        self.peak_bytes = max(self.peak_bytes, context.disk.held_bytes() + published)
 
     @contextmanager
     def step(self, name: str, key: str = "") -> Iterator[Step]:

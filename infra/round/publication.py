@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore, read_stored, whole
 
@@ -21,31 +21,31 @@ class Publication(BaseModel):
     sizes: dict[str, int] = {}
 
 
-def draft_name(round_: Round) -> str:
+def draft_name(context: RoundContext) -> str:
     """Name of the published draft."""
-    return f"{round_.config.target.name}-eagle3-{round_.config.name}-{round_.keys.draft[:8]}"
+    return f"{context.config.target.name}-eagle3-{context.config.name}-{context.keys.draft[:8]}"
 
 
-def published_prefix(round_: Round) -> str:
+def published_prefix(context: RoundContext) -> str:
     """Where the draft is published, below the store's root."""
-    return f"published/{round_.config.target.name}/{draft_name(round_)}"
+    return f"published/{context.config.target.name}/{draft_name(context)}"
 
 
-def publication_done(round_: Round) -> bool:
+def publication_done(context: RoundContext) -> bool:
     """Whether the draft of this key is published and its files are whole, by their sizes."""
-    prefix = published_prefix(round_)
-    found = _publication(round_.store, prefix)
-    if found is None or found.key != round_.keys.published:
+    prefix = published_prefix(context)
+    found = _publication(context.store, prefix)
+    if found is None or found.key != context.keys.published:
         return False
-    return whole(round_.store, prefix, found.files, found.sizes)
+    return whole(context.store, prefix, found.files, found.sizes)
 
 
-def publishing_rounds(round_: Round) -> list[RoundStore]:
+def publishing_rounds(context: RoundContext) -> list[RoundStore]:
     """The other rounds that published a draft for this round's target, by name."""
-    root = f"published/{round_.config.target.name}"
-    found = [_publication(round_.store, f"{root}/{folder}") for folder in round_.store.folders(root)]
-    names = {item.round for item in found if item is not None} - {round_.config.name}
-    return [RoundStore(round_.store, name) for name in sorted(names)]
+    root = f"published/{context.config.target.name}"
+    found = [_publication(context.store, f"{root}/{folder}") for folder in context.store.folders(root)]
+    names = {item.round for item in found if item is not None} - {context.config.name}
+    return [RoundStore(context.store, name) for name in sorted(names)]
 
 
 def _publication(store: ObjectStore, prefix: str) -> Publication | None:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from infra.config.settings import Settings
 from infra.machine.learnt import amend, recall
-from infra.round.context import Round
+from infra.round.context import RoundContext
 
 STARTS = {"interleaved": 1.5, "abba": 4.0}
 """Engine starts that an evaluation waits for, by its layout: two side by side, or four one after another."""
@@ -157,19 +157,19 @@ def rates_path(settings: Settings) -> Path:
     return settings.state_dir / "rates.json"
 
 
-def _name(round_: Round) -> str:
-    shape = round_.config.target
-    return f"{shape.name}/{round_.serving.device}/{round_.config.generate.max_tokens}"
+def _name(context: RoundContext) -> str:
+    shape = context.config.target
+    return f"{shape.name}/{context.serving.device}/{context.config.generate.max_tokens}"
 
 
-def learnt_rates(round_: Round) -> Rates | None:
+def learnt_rates(context: RoundContext) -> Rates | None:
     """Rates of the last complete round of this target on this machine, or None."""
     try:
-        return Rates.model_validate(recall(rates_path(round_.settings)).get(_name(round_)))
+        return Rates.model_validate(recall(rates_path(context.settings)).get(_name(context)))
     except ValidationError:
         return None
 
 
-def learn(round_: Round, rates: Rates) -> None:
+def learn(context: RoundContext, rates: Rates) -> None:
     """Remember the rates of a complete round."""
-    amend(rates_path(round_.settings), lambda known: known.update({_name(round_): rates.model_dump()}))
+    amend(rates_path(context.settings), lambda known: known.update({_name(context): rates.model_dump()}))

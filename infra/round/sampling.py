@@ -2,15 +2,15 @@
 
 from infra.config.sampling import sampling_words
 from infra.errors import MissingTarget
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.targets.target import recommended_sampling
 
 
-def sampling_notes(round_: Round) -> list[str]:
+def sampling_notes(context: RoundContext) -> list[str]:
     """What the target's own files recommend of sampling and this round does not do; nothing while it is not here."""
-    config = round_.config
+    config = context.config
     try:
-        recommended = recommended_sampling(round_.target.path)
+        recommended = recommended_sampling(context.target.path)
     except MissingTarget:
         return []
     notes = []

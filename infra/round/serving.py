@@ -16,7 +16,7 @@ from infra.engines.server.watch import Watch
 from infra.errors import EngineError
 from infra.events import Event
 from infra.machine.logtail import last_lines
-from infra.round.context import Round
+from infra.round.context import RoundContext
 
 log = logging.getLogger(__name__)
 
@@ -38,24 +38,24 @@ class Serving:
     """
 
     def __init__(
-        self, round_: Round, profile: Profile, draft: Path | None = None, engine: EngineName | None = None
+        self, context: RoundContext, profile: Profile, draft: Path | None = None, engine: EngineName | None = None
     ) -> None:
         """A server that is not started yet; ``engine`` takes the place of the round's choice for the profile."""
-        self.round = round_
+        self.round = context
         self.profile = profile
-        self.engine = engine or (round_.config.extract.engine if profile == "extract" else round_.config.serve_with)
-        self.staging = round_.scratch / (f"staging-{engine}" if engine else "staging")
-        config = round_.config.engines[self.engine]
+        self.engine = engine or (context.config.extract.engine if profile == "extract" else context.config.serve_with)
+        self.staging = context.scratch / (f"staging-{engine}" if engine else "staging")
+        config = context.config.engines[self.engine]
         self._request = LaunchRequest(
-            target=round_.target,
+            target=context.target,
             config=config,
             profile=profile,
-            taps=round_.config.extract.taps if profile == "extract" else (),
+            taps=context.config.extract.taps if profile == "extract" else (),
             draft=draft,
-            drafts=round_.config.evaluate.drafts,
+            drafts=context.config.evaluate.drafts,
             staging=self.staging if profile == "extract" else None,
-            concurrency=_concurrency(round_, profile),
-            devices=round_.devices if config.device == "cuda" else (),
+            concurrency=_concurrency(context, profile),
+            devices=context.devices if config.device == "cuda" else (),
         )
         self.seconds_to_ready: list[float] = []
         self.flights = Flights()
@@ -193,8 +193,8 @@ class Serving:
         self.stop()
 
 
-def _concurrency(round_: Round, profile: Profile) -> int:
-    config = round_.config
+def _concurrency(context: RoundContext, profile: Profile) -> int:
+    config = context.config
     busiest = {
         "generate": config.generate.concurrency,
         "extract": config.extract.concurrency,

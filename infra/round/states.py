@@ -7,7 +7,7 @@ from infra.config.settings import Settings
 from infra.disk.retention import is_published
 from infra.engines.registry import find_engine
 from infra.errors import StoreError
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.store.hidden import ShardPlan, plan_shards, state_bytes_per_token, verify_shard
 from infra.store.hidden import discard_shard as discard
 from infra.store.manifest import StatesMeta
@@ -15,100 +15,100 @@ from infra.store.reader import quarantined_rows
 from infra.store.samples import Sample
 
 
-def states_meta(round_: Round) -> StatesMeta:
+def states_meta(context: RoundContext) -> StatesMeta:
     """What every manifest of this round's states must say."""
-    engine = round_.config.extract.engine
+    engine = context.config.extract.engine
     return StatesMeta(
-        taps=round_.config.extract.taps,
+        taps=context.config.extract.taps,
         final=find_engine(engine).final_slot,
         dtype="bf16",
-        hidden_size=round_.target.shape.hidden_size,
+        hidden_size=context.target.shape.hidden_size,
         engine=engine,
-        engine_version=round_.versions[engine],
-        target_revision=round_.target.revision,
+        engine_version=context.versions[engine],
+        target_revision=context.target.revision,
     )
 
 
-def shards_of(round_: Round) -> list[ShardPlan]:
+def shards_of(context: RoundContext) -> list[ShardPlan]:
     """The shards that hold the round's samples."""
-    config = round_.config.extract
-    size = state_bytes_per_token(config.taps, round_.target.shape.hidden_size)
-    return plan_shards([len(sample.input_ids) for sample in round_.samples], size, config.shard_bytes)
+    config = context.config.extract
+    size = state_bytes_per_token(config.taps, context.target.shape.hidden_size)
+    return plan_shards([len(sample.input_ids) for sample in context.samples], size, config.shard_bytes)
 
 
-def faulty_shards(round_: Round, deep: bool) -> dict[ShardPlan, str]:
+def faulty_shards(context: RoundContext, deep: bool) -> dict[ShardPlan, str]:
     """The shards that are not there or do not verify, ascending, each with its fault; changes nothing.
 
     Args:
         deep: read every object and compare its checksum, too.
     """
-    tokens = {sample.row: sample.input_ids for sample in round_.samples}
+    tokens = {sample.row: sample.input_ids for sample in context.samples}
     faults = {}
-    for plan in shards_of(round_):
-        fault = verify_shard(round_.store, round_.prefix("hidden"), plan, states_meta(round_), tokens, deep=deep)
+    for plan in shards_of(context):
+        fault = verify_shard(context.store, context.prefix("hidden"), plan, states_meta(context), tokens, deep=deep)
         if fault is not None:
             faults[plan] = str(fault)
     return faults
 
 
-def quarantined_samples(round_: Round) -> list[Sample]:
+def quarantined_samples(context: RoundContext) -> list[Sample]:
     """Samples that have no states because the engine dies on them, as the committed shards say; by row."""
-    return [round_.samples[row] for row in quarantined_rows(round_.store, round_.prefix("hidden"))]
+    return [context.samples[row] for row in quarantined_rows(context.store, context.prefix("hidden"))]
 
 
-def extracted_samples(round_: Round) -> list[Sample]:
+def extracted_samples(context: RoundContext) -> list[Sample]:
     """The samples whose states are there to be trained on, by row: all but the quarantined ones."""
-    left_out = set(quarantined_rows(round_.store, round_.prefix("hidden")))
-    return [sample for sample in round_.samples if sample.row not in left_out]
+    left_out = set(quarantined_rows(context.store, context.prefix("hidden")))
+    return [sample for sample in context.samples if sample.row not in left_out]
 
 
-def generation(round_: Round) -> dict[str, object]:
+def generation(context: RoundContext) -> dict[str, object]:
     """What the pointer to a verified generation of hidden states says of it."""
-    engine = round_.config.extract.engine
+    engine = context.config.extract.engine
     return {
-        "samples": round_.keys.samples,
-        "target_revision": round_.target.revision,
-        "engine": f"{engine} {round_.versions[engine]}",
-        "taps": list(round_.config.extract.taps),
+        "samples": context.keys.samples,
+        "target_revision": context.target.revision,
+        "engine": f"{engine} {context.versions[engine]}",
+        "taps": list(context.config.extract.taps),
     }
 
 
-def make_live(round_: Round) -> None:
+def make_live(context: RoundContext) -> None:
     """Point to this generation, which was verified, and name those that it supersedes.
 
     That is the one that was live, if it is of the same samples or its draft is published, and what it had superseded.
     One of other samples that no draft came of yet is a run's that was interrupted: nobody's to delete.
     """
-    key = round_.keys.hidden
+    key = context.keys.hidden
     superseded: set[str] = set()
     with suppress(StoreError):  # a damaged pointer is written anew
-        live = round_.rounds.current("hidden")
+        live = context.rounds.current("hidden")
         if live is not None:
             superseded.update(live.made.get("supersedes", []))
-            if live.made.get("samples") == round_.keys.samples or is_published(round_.rounds, live.key):
+            if live.made.get("samples") == context.keys.samples or is_published(context.rounds, live.key):
                 superseded.add(live.key)
-    others = sorted(superseded & set(round_.rounds.keys("hidden")) - {key})
-    round_.rounds.point("hidden", key, {**generation(round_), "supersedes": others})
+    others = sorted(superseded & set(context.rounds.keys("hidden")) - {key})
+    context.rounds.point("hidden", key, {**generation(context), "supersedes": others})
 
 
-def discard_shard(round_: Round, plan: ShardPlan) -> int:
+def discard_shard(context: RoundContext, plan: ShardPlan) -> int:
     """Delete what is left of a shard that does not verify, so that it can be done again; returns bytes freed."""
-    return discard(round_.store, round_.prefix("hidden"), plan)
+    return discard(context.store, context.prefix("hidden"), plan)
 
 
-def stale(config: RoundConfig, settings: Settings) -> tuple[Round | None, str]:
+def stale(config: RoundConfig, settings: Settings) -> tuple[RoundContext | None, str]:
     """The round with the samples it has, and what changed, if its states are stale; else None, and why not.
 
     Raises:
         Eagle3Error: it cannot be looked at on this machine (no target, no engine, a damaged pointer).
     """
-    rounds = Round(config, settings).rounds
+    rounds = RoundContext(config, settings).rounds
     live, samples = rounds.current("hidden"), rounds.current("samples")
     if live is None or samples is None:
         return None, "no hidden states yet"
     if live.key not in rounds.keys("hidden"):
         return None, "its hidden states were deleted; a round that needs them extracts them again"
-    pinned = Round(config, settings, samples_key=samples.key)
+    pinned = RoundContext(config, settings, samples_key=samples.key)
     key, now = pinned.keys.hidden, generation(pinned)
     if key == live.key:
         return None, f"generation {key} is current"

@@ -7,7 +7,7 @@ from typing import Literal
 from infra.errors import StoreError
 from infra.results import Convention, Evaluation, Report, Training
 from infra.round import stored
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.publication import publication_done
 from infra.round.states import faulty_shards, shards_of
 from infra.round.stored import samples_done
@@ -84,100 +84,102 @@ class RoundStatus:
         return self.training is None or self.evaluation is None
 
 
-def look(round_: Round) -> RoundStatus:
+def look(context: RoundContext) -> RoundStatus:
     """How far the round is now.
 
     Sizes and hashes of small files are compared, not every checksum of the states: that is what *verify* is for.
     """
-    training, evaluation = stored.training(round_), stored.evaluation(round_)
-    report, convention = stored.report(round_), stored.convention(round_)
-    samples = _samples(round_)
-    faults = faulty_shards(round_, deep=False) if samples.done else None
+    training, evaluation = stored.training(context), stored.evaluation(context)
+    report, convention = stored.report(context), stored.convention(context)
+    samples = _samples(context)
+    faults = faulty_shards(context, deep=False) if samples.done else None
     return RoundStatus(
-        answers=_answers(round_, samples),
+        answers=_answers(context, samples),
         samples=samples,
-        parity=_parity(round_),
-        convention_gate=_convention(round_, convention, bool(faults) or faults is None),
-        hidden=_hidden(round_, faults, training),
-        draft=_result(round_, "draft", training, "no draft is trained yet"),
-        eval=_result(round_, "eval", evaluation, "the draft is not evaluated yet"),
-        published=StepStatus("done") if publication_done(round_) else _absent(round_, "published", "not published yet"),
-        reported=_result(round_, "report", report, "no report is written yet"),
+        parity=_parity(context),
+        convention_gate=_convention(context, convention, bool(faults) or faults is None),
+        hidden=_hidden(context, faults, training),
+        draft=_result(context, "draft", training, "no draft is trained yet"),
+        eval=_result(context, "eval", evaluation, "the draft is not evaluated yet"),
+        published=StepStatus("done")
+        if publication_done(context)
+        else _absent(context, "published", "not published yet"),
+        reported=_result(context, "report", report, "no report is written yet"),
         training=training,
         evaluation=evaluation,
         report=report,
         convention=convention,
-        engine_may_load=_engine_may_load(round_, convention),
+        engine_may_load=_engine_may_load(context, convention),
     )
 
 
-def _answers(round_: Round, samples: StepStatus) -> StepStatus:
-    prefix = round_.prefix("answers")
-    if samples.done or AnswerLog.finished(round_.store, prefix):
+def _answers(context: RoundContext, samples: StepStatus) -> StepStatus:
+    prefix = context.prefix("answers")
+    if samples.done or AnswerLog.finished(context.store, prefix):
         return StepStatus("done")
-    if round_.store.list(prefix):
+    if context.store.list(prefix):
         return StepStatus("partly", "some prompts are answered")
-    return _absent(round_, "answers", "no prompt is answered yet")
+    return _absent(context, "answers", "no prompt is answered yet")
 
 
-def _samples(round_: Round) -> StepStatus:
-    if samples_done(round_):
+def _samples(context: RoundContext) -> StepStatus:
+    if samples_done(context):
         return StepStatus("done")
-    fault = samples_fault(round_.store, round_.prefix("samples"))
-    return _absent(round_, "samples", fault or "their counts are not there")
+    fault = samples_fault(context.store, context.prefix("samples"))
+    return _absent(context, "samples", fault or "their counts are not there")
 
 
-def _parity(round_: Round) -> StepStatus:
-    if round_.config.extract.engine == round_.config.serve_with:
+def _parity(context: RoundContext) -> StepStatus:
+    if context.config.extract.engine == context.config.serve_with:
         return StepStatus("done", "one engine extracts and serves")
-    if stored.parity(round_) is not None:
+    if stored.parity(context) is not None:
         return StepStatus("done")
     return StepStatus("missing", "the two engines were not found to agree yet")
 
 
-def _convention(round_: Round, measured: Convention | None, states_missing: bool) -> StepStatus:
+def _convention(context: RoundContext, measured: Convention | None, states_missing: bool) -> StepStatus:
     """States that are whole are not held up for a reference that was missing when they were made."""
     if measured is None:
         return StepStatus("missing", "the captured layers were not measured yet")
-    unchecked = not measured.reference and round_.config.gates.convention.reference != "none"
+    unchecked = not measured.reference and context.config.gates.convention.reference != "none"
     if unchecked and states_missing:
         return StepStatus("stale", "the captured layers were let pass without a reference, and there is one now")
     return StepStatus("done")
 
 
-def _hidden(round_: Round, faults: Mapping[ShardPlan, str] | None, training: Training | None) -> StepStatus:
+def _hidden(context: RoundContext, faults: Mapping[ShardPlan, str] | None, training: Training | None) -> StepStatus:
     """States that a draft was trained on may be gone: they count as done as long as nothing asks for them."""
     if faults is None:
-        return _absent(round_, "hidden", "the samples are not prepared yet")
+        return _absent(context, "hidden", "the samples are not prepared yet")
     if not faults:
         return StepStatus("done")
     if training is not None:
         return StepStatus("done", "not all are there, and the draft is trained")
-    total = len(shards_of(round_))
-    if len(faults) == total and not round_.store.list(round_.prefix("hidden")):
-        return _absent(round_, "hidden", "no states are extracted yet")
+    total = len(shards_of(context))
+    if len(faults) == total and not context.store.list(context.prefix("hidden")):
+        return _absent(context, "hidden", "no states are extracted yet")
     return StepStatus("partly", f"{total - len(faults)} of {total} shards verify: {next(iter(faults.values()))}")
 
 
-def _result(round_: Round, step: str, result: object, why: str) -> StepStatus:
-    return StepStatus("done") if result is not None else _absent(round_, step, why)
+def _result(context: RoundContext, step: str, result: object, why: str) -> StepStatus:
+    return StepStatus("done") if result is not None else _absent(context, step, why)
 
 
-def _absent(round_: Round, step: str, why: str) -> StepStatus:
+def _absent(context: RoundContext, step: str, why: str) -> StepStatus:
     """A step of which this round's key has nothing; what another key made is told."""
     try:
-        live = round_.rounds.current(step)
+        live = context.rounds.current(step)
     except StoreError as error:
         return StepStatus("missing", f"{why} ({error.what})")
-    if live is not None and live.key != getattr(round_.keys, step):
+    if live is not None and live.key != getattr(context.keys, step):
         return StepStatus("stale", f"{why}; what is there is of other inputs (key {live.key})")
     return StepStatus("missing", why)
 
 
-def _engine_may_load(round_: Round, convention: Convention | None) -> bool:
+def _engine_may_load(context: RoundContext, convention: Convention | None) -> bool:
     """On GPUs not beside the convention gate's reference, which takes room of its own there.
 
     An engine that sizes its cache meanwhile gets the rest, or fails, and another rung would be remembered for it.
     """
-    on_gpus, reference = round_.extracting.device == "cuda", round_.config.gates.convention.reference
+    on_gpus, reference = context.extracting.device == "cuda", context.config.gates.convention.reference
     return not on_gpus or reference == "none" or (convention is not None and bool(convention.reference))

@@ -14,7 +14,7 @@ from infra.engines.client.client import Client, Sampling
 from infra.errors import EngineError, GateError
 from infra.machine.host import memory_available
 from infra.results import Acceptance, Evaluation, Measured, Predicted, Speed
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.serving import Serving
 from infra.round.states import extracted_samples
 from infra.store.samples import Sample
@@ -44,44 +44,44 @@ class PromptSet:
     concurrencies: tuple[int, ...]
 
 
-def evaluation_gate(round_: Round) -> None:
+def evaluation_gate(context: RoundContext) -> None:
     """Stop a round that could not be measured in the end, or on nothing new; for the time before anything is made.
 
     Raises:
         GateError: an evaluation prompt is trained on, or all are too long.
     """
-    leakage_gate(round_.prompts, round_.evaluation_prompts)
-    longest = round_.config.evaluate.prompts.max_prompt_tokens
-    if not evaluation_ids(round_):
+    leakage_gate(context.prompts, context.evaluation_prompts)
+    longest = context.config.evaluate.prompts.max_prompt_tokens
+    if not evaluation_ids(context):
         raise GateError(
             "data",
-            f"none of the {len(round_.evaluation_prompts)} evaluation prompts is left",
+            f"none of the {len(context.evaluation_prompts)} evaluation prompts is left",
             expected=f"prompts of at most {longest} tokens (evaluate.prompts.max_prompt_tokens)",
             fix="raise evaluate.prompts.max_prompt_tokens, or give evaluate.prompts.source shorter ones",
         )
 
 
-def evaluation_ids(round_: Round) -> list[list[int]]:
+def evaluation_ids(context: RoundContext) -> list[list[int]]:
     """Token ids of the evaluation prompts' first turns, without those that are too long."""
-    prompts = round_.config.evaluate.prompts
+    prompts = context.config.evaluate.prompts
     rendered = (
-        round_.chat.render(prompt.messages, prompts.template_args, add_generation_prompt=True)
-        for prompt in round_.evaluation_prompts
+        context.chat.render(prompt.messages, prompts.template_args, add_generation_prompt=True)
+        for prompt in context.evaluation_prompts
     )
     return [ids for ids in rendered if len(ids) <= prompts.max_prompt_tokens]
 
 
-def prompt_sets(round_: Round) -> list[PromptSet]:
+def prompt_sets(context: RoundContext) -> list[PromptSet]:
     """The evaluation prompts, and the held-out prompts for the comparison with the prediction."""
-    config = round_.config
+    config = context.config
     heldout = [
         sample.input_ids[: sample.loss_mask.index(1)]
-        for sample in heldout_samples(extracted_samples(round_), config.evaluate.heldout_count)
+        for sample in heldout_samples(extracted_samples(context), config.evaluate.heldout_count)
     ]
     busiest = max(config.evaluate.concurrencies)
     return [
         PromptSet(HELDOUT, heldout, config.generate.max_tokens, (busiest,)),
-        PromptSet("evaluation", evaluation_ids(round_), config.evaluate.max_tokens, config.evaluate.concurrencies),
+        PromptSet("evaluation", evaluation_ids(context), config.evaluate.max_tokens, config.evaluate.concurrencies),
     ]
 
 
@@ -90,14 +90,14 @@ def heldout_samples(samples: Sequence[Sample], count: int) -> list[Sample]:
     return [sample for sample in samples if sample.split == "heldout"][:count]
 
 
-def layout(round_: Round) -> str:
+def layout(context: RoundContext) -> str:
     """How the two servers share the machine: ``interleaved`` when both fit, else ``abba``."""
-    asked = round_.config.evaluate.layout
+    asked = context.config.evaluate.layout
     if asked != "auto":
         return asked
-    if round_.serving.device != "cpu":
+    if context.serving.device != "cpu":
         return "abba"
-    needed = 2 * (2 * round_.target.shape.weight_bytes + SERVER_OVERHEAD_BYTES)
+    needed = 2 * (2 * context.target.shape.weight_bytes + SERVER_OVERHEAD_BYTES)
     return "interleaved" if memory_available() > needed else "abba"
 
 
@@ -116,7 +116,7 @@ class LiveRuns:
         return self.runs[(name, concurrency, draft)]
 
 
-def measure(round_: Round, plain: Serving, drafted: Serving, sets: Sequence[PromptSet], how: str) -> LiveRuns:
+def measure(context: RoundContext, plain: Serving, drafted: Serving, sets: Sequence[PromptSet], how: str) -> LiveRuns:
     """Serve every prompt set without and with the draft.
 
     Interleaved: both servers are up and blocks of prompts alternate A B B A, one block at a time, so that both see
@@ -126,7 +126,7 @@ def measure(round_: Round, plain: Serving, drafted: Serving, sets: Sequence[Prom
     live = LiveRuns({})
     order = ((False, 0), (True, 0), (True, 1), (False, 1))
     if how == "interleaved":
-        begin_both(round_, plain, drafted)
+        begin_both(context, plain, drafted)
         servers = {False: plain, True: drafted}
         clients = {with_draft: _warm(serving, sets) for with_draft, serving in servers.items()}
         for prompt_set in sets:
@@ -152,15 +152,15 @@ def measure(round_: Round, plain: Serving, drafted: Serving, sets: Sequence[Prom
     return live
 
 
-def begin_both(round_: Round, plain: Serving, drafted: Serving) -> None:
+def begin_both(context: RoundContext, plain: Serving, drafted: Serving) -> None:
     """Start both servers; on CUDA the second one only when the first is ready.
 
     An engine sizes its KV cache by the card's free memory: of two that load at once each takes the other's
     allocations for its own (seen with vLLM 0.24.0: 0.5 GiB of cache beside 54 GiB).
     """
     plain.begin()
-    if round_.serving.device == "cuda":
-        plain.ready(round_.config.generate.timeout_seconds)
+    if context.serving.device == "cuda":
+        plain.ready(context.config.generate.timeout_seconds)
     drafted.begin()
 
 
@@ -170,23 +170,25 @@ def split(prompts: list[list[int]], blocks: int, concurrency: int) -> list[list[
     return [prompts[number::count] for number in range(count)]
 
 
-def judge(round_: Round, predicted: Predicted, live: LiveRuns, sets: Sequence[PromptSet], how: str) -> Evaluation:
+def judge(
+    context: RoundContext, predicted: Predicted, live: LiveRuns, sets: Sequence[PromptSet], how: str
+) -> Evaluation:
     """The live figures beside the prediction."""
     measured = [
-        _measured(prompt_set, concurrency, live, round_.config.evaluate.drafts)
+        _measured(prompt_set, concurrency, live, context.config.evaluate.drafts)
         for prompt_set in sets
         for concurrency in prompt_set.concurrencies
     ]
     reference = next(item for item in measured if item.prompts == HELDOUT)
     return Evaluation(
-        engine=round_.config.serve_with,
-        engine_version=round_.versions[round_.config.serve_with],
-        drafts=round_.config.evaluate.drafts,
+        engine=context.config.serve_with,
+        engine_version=context.versions[context.config.serve_with],
+        drafts=context.config.evaluate.drafts,
         layout=how,
         predicted=predicted,
         measured=tuple(measured),
         deviation=reference.acceptance.length / predicted.acceptance.length - 1,
-        tolerance=round_.config.evaluate.tolerance,
+        tolerance=context.config.evaluate.tolerance,
     )
 
 
@@ -201,10 +203,10 @@ def _counts(acceptance: Acceptance) -> chain.ChainCounts:
     return chain.ChainCounts(acceptance.starts, accepted)
 
 
-def shortfalls(round_: Round, evaluation: Evaluation, sets: Sequence[PromptSet]) -> list[str]:
+def shortfalls(context: RoundContext, evaluation: Evaluation, sets: Sequence[PromptSet]) -> list[str]:
     """Where less was measured than the round asks for, a sentence each."""
     found = []
-    heldout, asked = next(len(item.prompts) for item in sets if item.name == HELDOUT), round_.config.evaluate
+    heldout, asked = next(len(item.prompts) for item in sets if item.name == HELDOUT), context.config.evaluate
     if heldout < asked.heldout_count:
         found.append(
             f"there are {heldout} held-out samples to serve, fewer than the {asked.heldout_count} asked for "
@@ -276,16 +278,16 @@ def _speed(measurement: Measurement) -> Speed:
     )
 
 
-def predict(round_: Round, draft: Path) -> Predicted:
+def predict(context: RoundContext, draft: Path) -> Predicted:
     """Walk the chain over the stored states of the held-out samples that are also served live."""
     result = walk(
         draft,
-        heldout_samples(extracted_samples(round_), round_.config.evaluate.heldout_count),
-        states_url=round_.settings.store,
-        states_prefix=round_.prefix("hidden"),
-        drafts=round_.config.evaluate.drafts,
-        workdir=round_.scratch / "walk",
-        run_dir=round_.settings.run_dir,
+        heldout_samples(extracted_samples(context), context.config.evaluate.heldout_count),
+        states_url=context.settings.store,
+        states_prefix=context.prefix("hidden"),
+        drafts=context.config.evaluate.drafts,
+        workdir=context.scratch / "walk",
+        run_dir=context.settings.run_dir,
     )
     return Predicted(
         acceptance=_acceptance(result.predicted, result.parts), joint=result.joint, conditional=result.conditional

@@ -10,29 +10,29 @@ from infra.engines.client.pool import run_ordered
 from infra.errors import DiskFull, ExtractionFault, GateError, StoreError
 from infra.gates.capture import NextTokenProbe
 from infra.progress import Meter, OnProgress
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.states import discard_shard, states_meta
 from infra.store.hidden import ShardPlan, ShardWriter, state_bytes_per_token
 
 
-def wait_for_room(round_: Round, plan: ShardPlan) -> None:
+def wait_for_room(context: RoundContext, plan: ShardPlan) -> None:
     """Return when the shard, and what the engine stages for it, fits the disk budget (raises GateError)."""
-    tokens = [len(round_.samples[row].input_ids) for row in plan.rows]
-    size = state_bytes_per_token(round_.config.extract.taps, round_.target.shape.hidden_size)
-    staged = _staging_bytes(round_, sum(tokens) // max(1, len(tokens)))
-    round_.disk.before(f"shard {plan.number}", store=sum(tokens) * size, scratch=staged)
+    tokens = [len(context.samples[row].input_ids) for row in plan.rows]
+    size = state_bytes_per_token(context.config.extract.taps, context.target.shape.hidden_size)
+    staged = _staging_bytes(context, sum(tokens) // max(1, len(tokens)))
+    context.disk.before(f"shard {plan.number}", store=sum(tokens) * size, scratch=staged)
 
 
-def _staging_bytes(round_: Round, tokens: int) -> int:
+def _staging_bytes(context: RoundContext, tokens: int) -> int:
     """Room for the engine's files of as many sequences of that length as are in flight, bytes."""
-    size = state_bytes_per_token(round_.config.extract.taps, round_.target.shape.hidden_size)
-    wide = 2 if round_.extracting.dtype == "float32" else 1
-    return wide * tokens * size * round_.config.extract.concurrency
+    size = state_bytes_per_token(context.config.extract.taps, context.target.shape.hidden_size)
+    wide = 2 if context.extracting.dtype == "float32" else 1
+    return wide * tokens * size * context.config.extract.concurrency
 
 
-def try_sample(round_: Round, extractor: Extractor, flights: Flights, sample_id: str) -> None:
+def try_sample(context: RoundContext, extractor: Extractor, flights: Flights, sample_id: str) -> None:
     """Extract one sample and forget its states: a server that it kills dies here, with nothing else in flight."""
-    [sample] = [sample for sample in round_.samples if sample.sample_id == sample_id]
+    [sample] = [sample for sample in context.samples if sample.sample_id == sample_id]
     with flights.of(sample_id):
         extractor.extract(sample.input_ids)
 
@@ -52,25 +52,25 @@ class Extraction:
 
     def __init__(
         self,
-        round_: Round,
+        context: RoundContext,
         extractor: Extractor,
         flights: Flights,
         todo: list[ShardPlan],
         quarantined: Collection[str] = (),
         on_progress: OnProgress | None = None,
     ) -> None:
-        self._round, self._extractor, self._flights = round_, extractor, flights
-        samples = round_.samples
+        self._round, self._extractor, self._flights = context, extractor, flights
+        samples = context.samples
         self._samples = {sample.row: sample for sample in samples}
         self._left_out = {sample.row for sample in samples if sample.sample_id in quarantined}
         rows = [row for plan in todo for row in plan.rows if row not in self._left_out]
-        concurrency = round_.config.extract.concurrency
+        concurrency = context.config.extract.concurrency
         self._states: Generator[tuple[int, States | DiskFull], None, None] = run_ordered(
             rows, self._extract, concurrency, 2 * concurrency
         )
         left_out = f" ({len(self._left_out)} quarantined)" if self._left_out else ""
         self._meter = Meter(f"samples extracted{left_out}:", len(samples), len(samples) - len(rows), on_progress)
-        self._probe = NextTokenProbe(round_.target)
+        self._probe = NextTokenProbe(context.target)
         self._made: list[ShardPlan] = []
 
     def shard(self, plan: ShardPlan) -> None:
@@ -81,10 +81,10 @@ class Extraction:
             GateError: the capture gate stops; the shards made here before are deleted.
             StoreError: the shard does not verify after it was written.
         """
-        round_ = self._round
-        wait_for_room(round_, plan)
+        context = self._round
+        wait_for_room(context, plan)
         writer = ShardWriter(
-            round_.store, round_.prefix("hidden"), plan, states_meta(round_), round_.config.extract.object_bytes
+            context.store, context.prefix("hidden"), plan, states_meta(context), context.config.extract.object_bytes
         )
         for expected in plan.rows:
             if expected in self._left_out:
@@ -94,7 +94,7 @@ class Extraction:
             if row != expected:
                 raise StoreError(f"row {row} came where row {expected} was due")
             while isinstance(states, DiskFull):
-                round_.disk.wait(states)
+                context.disk.wait(states)
                 states = self._extract(row)
             self._probe.add(states)
             writer.add(row, self._samples[row].input_ids, states.hidden_states)
@@ -104,7 +104,7 @@ class Extraction:
         except GateError:
             # This server's earlier shards passed only because too few probes had been counted.
             for earlier in self._made:
-                discard_shard(round_, earlier)
+                discard_shard(context, earlier)
             raise
         writer.commit()
         self._made.append(plan)

@@ -15,7 +15,7 @@ from infra.engines.client.flights import Flights
 from infra.engines.client.pool import run_pool
 from infra.errors import DiskFull, EngineError
 from infra.progress import Meter, OnProgress
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.store.answers import Answer, AnswerLog, Status
 
 ANSWER_TOKEN_BYTES = 12
@@ -27,9 +27,9 @@ QUARANTINED = "quarantined"
 Keep = Callable[[Answer], bool]
 
 
-def journal_path(round_: Round) -> Path:
+def journal_path(context: RoundContext) -> Path:
     """Local journal of answers that are not in the store yet."""
-    return round_.scratch / f"answers-{round_.keys.answers}.jsonl"
+    return context.scratch / f"answers-{context.keys.answers}.jsonl"
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,18 @@ class Asking:
     quarantined: Collection[str] = ()
 
 
-def answers_wanted(round_: Round) -> int:
+def answers_wanted(context: RoundContext) -> int:
     """How many answers the prompts ask for: one a turn."""
-    return sum(1 + len(prompt.turns) for prompt in round_.prompts)
+    return sum(1 + len(prompt.turns) for prompt in context.prompts)
 
 
-def answers_kept(round_: Round) -> list[Answer]:
+def answers_kept(context: RoundContext) -> list[Answer]:
     """The answers of this round's key that are there, committed or in the journal."""
-    with _open_log(round_) as log:
+    with _open_log(context) as log:
         return list(log.done().values())
 
 
-def generate(round_: Round, asking: Asking | None, on_progress: OnProgress | None = None) -> None:
+def generate(context: RoundContext, asking: Asking | None, on_progress: OnProgress | None = None) -> None:
     """Bring the answers of this round's key to completion.
 
     Args:
@@ -68,50 +68,50 @@ def generate(round_: Round, asking: Asking | None, on_progress: OnProgress | Non
         EngineError: the server stopped answering; everything answered so far is kept.
         GateError: template and engine tokenise differently.
     """
-    with _open_log(round_) as log:
+    with _open_log(context) as log:
         if asking is None:
-            for answer in _given(round_):
-                round_.disk.through(partial(log.add, answer))
+            for answer in _given(context):
+                context.disk.through(partial(log.add, answer))
         else:
-            _check_template(round_, asking.client)
-            _ask(round_, asking, log, on_progress)
+            _check_template(context, asking.client)
+            _ask(context, asking, log, on_progress)
         log.finish()
 
 
-def try_answer(round_: Round, asking: Asking, sample_id: str) -> None:
+def try_answer(context: RoundContext, asking: Asking, sample_id: str) -> None:
     """Go on with one sample's conversation alone; its answers are kept."""
-    with _open_log(round_) as log:
+    with _open_log(context) as log:
         done = log.done()
-        for prompt in round_.prompts:
+        for prompt in context.prompts:
             if prompt.id == conversation(sample_id):
                 for _ in _conversation(
-                    round_, asking, prompt, done, lambda answer: round_.disk.through(partial(log.add, answer))
+                    context, asking, prompt, done, lambda answer: context.disk.through(partial(log.add, answer))
                 ):
                     pass
 
 
-def _open_log(round_: Round) -> AnswerLog:
-    journal = journal_path(round_)
-    return round_.disk.through(lambda: AnswerLog(round_.store, round_.prefix("answers"), journal))
+def _open_log(context: RoundContext) -> AnswerLog:
+    journal = journal_path(context)
+    return context.disk.through(lambda: AnswerLog(context.store, context.prefix("answers"), journal))
 
 
-def _given(round_: Round) -> Iterator[Answer]:
-    config = round_.config
-    for prompt in round_.prompts:
-        yield from given_answers(prompt, round_.chat, config.prompts.template_args)
+def _given(context: RoundContext) -> Iterator[Answer]:
+    config = context.config
+    for prompt in context.prompts:
+        yield from given_answers(prompt, context.chat, config.prompts.template_args)
 
 
-def _check_template(round_: Round, client: Client) -> None:
-    arguments = round_.config.prompts.template_args
-    for prompt in round_.prompts[:TEMPLATE_PROBES]:
-        ours = round_.chat.render(prompt.messages, arguments, add_generation_prompt=True)
-        template_gate(ours, client.tokenize_chat(prompt.messages, arguments), round_.chat.decode)
+def _check_template(context: RoundContext, client: Client) -> None:
+    arguments = context.config.prompts.template_args
+    for prompt in context.prompts[:TEMPLATE_PROBES]:
+        ours = context.chat.render(prompt.messages, arguments, add_generation_prompt=True)
+        template_gate(ours, client.tokenize_chat(prompt.messages, arguments), context.chat.decode)
 
 
-def _ask(round_: Round, asking: Asking, log: AnswerLog, on_progress: OnProgress | None) -> None:
+def _ask(context: RoundContext, asking: Asking, log: AnswerLog, on_progress: OnProgress | None) -> None:
     done = log.done()
-    turns = {prompt.id: 1 + len(prompt.turns) for prompt in round_.prompts}
-    open_prompts = [prompt for prompt in round_.prompts if f"{prompt.id}#{turns[prompt.id] - 1}" not in done]
+    turns = {prompt.id: 1 + len(prompt.turns) for prompt in context.prompts}
+    open_prompts = [prompt for prompt in context.prompts if f"{prompt.id}#{turns[prompt.id] - 1}" not in done]
     left_out = f" ({len(asking.quarantined)} quarantined)" if asking.quarantined else ""
     meter = Meter(f"prompts answered{left_out}:", len(turns), len(turns) - len(open_prompts), on_progress)
 
@@ -121,17 +121,17 @@ def _ask(round_: Round, asking: Asking, log: AnswerLog, on_progress: OnProgress 
         return new
 
     def converse(prompt: Prompt) -> int:
-        return sum(len(answer.answer_ids) for answer in _conversation(round_, asking, prompt, done, record))
+        return sum(len(answer.answer_ids) for answer in _conversation(context, asking, prompt, done, record))
 
-    config = round_.config.generate
+    config = context.config.generate
     while open_prompts:
         again: list[Prompt] = []
-        todo = _while_there_is_room(round_, open_prompts)
+        todo = _while_there_is_room(context, open_prompts)
         with closing(run_pool(todo, converse, config.concurrency, 2 * config.concurrency)) as results:
             for number, (prompt, outcome) in enumerate(results, 1):
                 if isinstance(outcome, DiskFull):
                     again.append(prompt)
-                    round_.disk.wait(outcome)
+                    context.disk.wait(outcome)
                 elif isinstance(outcome, Exception):
                     raise outcome
                 else:
@@ -141,17 +141,17 @@ def _ask(round_: Round, asking: Asking, log: AnswerLog, on_progress: OnProgress 
         open_prompts = again
 
 
-def _while_there_is_room(round_: Round, prompts: list[Prompt]) -> Iterator[Prompt]:
+def _while_there_is_room(context: RoundContext, prompts: list[Prompt]) -> Iterator[Prompt]:
     """The prompts; the next one waits while the disk is too full, and those in flight end meanwhile."""
-    config = round_.config.generate
+    config = context.config.generate
     size = ANSWER_TOKEN_BYTES * config.max_tokens * (COMMIT_EVERY + 2 * config.concurrency)
     for prompt in prompts:
-        round_.disk.before("the next answers", store=size, scratch=size)
+        context.disk.before("the next answers", store=size, scratch=size)
         yield prompt
 
 
 def _conversation(
-    round_: Round, asking: Asking, prompt: Prompt, done: dict[str, Answer], record: Keep
+    context: RoundContext, asking: Asking, prompt: Prompt, done: dict[str, Answer], record: Keep
 ) -> Iterator[Answer]:
     """Answer the open turns of one conversation, in order; each is recorded before the next is asked."""
     messages: list[Message] | str = prompt.messages
@@ -162,14 +162,14 @@ def _conversation(
             return
         known = done.get(f"{prompt.id}#{turn}")
         if known is None:
-            known = _answer(round_, asking, prompt, turn, messages)
+            known = _answer(context, asking, prompt, turn, messages)
             record(known)
             yield known
         answers.append(known)
         if known.status != "ok":
             messages = TOO_LONG if known.finish_reason == TOO_LONG else "earlier turn unanswered"
         elif turn < len(prompt.turns):
-            messages = round_.history.after(prompt.messages, answers, prompt.turns[: turn + 1])
+            messages = context.history.after(prompt.messages, answers, prompt.turns[: turn + 1])
 
 
 def _skip_rest(prompt: Prompt, turn: int, cause: Answer, reason: str, done: dict[str, Answer], record: Keep) -> None:
@@ -180,18 +180,18 @@ def _skip_rest(prompt: Prompt, turn: int, cause: Answer, reason: str, done: dict
             record(Answer(sample_id, [], [], [], reason, cause.engine, cause.sampling, "dropped", later))
 
 
-def _answer(round_: Round, asking: Asking, prompt: Prompt, turn: int, messages: list[Message]) -> Answer:
-    config = round_.config.generate
+def _answer(context: RoundContext, asking: Asking, prompt: Prompt, turn: int, messages: list[Message]) -> Answer:
+    config = context.config.generate
     sampling = Sampling.of(config, config.max_tokens, config.seed)
-    engine = f"{round_.config.serve_with} {round_.versions[round_.config.serve_with]}"
-    prompt_ids = round_.chat.render(messages, round_.config.prompts.template_args, add_generation_prompt=True)
+    engine = f"{context.config.serve_with} {context.versions[context.config.serve_with]}"
+    prompt_ids = context.chat.render(messages, context.config.prompts.template_args, add_generation_prompt=True)
 
     sample_id = f"{prompt.id}#{turn}"
 
     def made(answer_ids: list[int], finish: str, status: Status) -> Answer:
         return Answer(sample_id, messages, prompt_ids, answer_ids, finish, engine, vars(sampling), status, turn)
 
-    if len(prompt_ids) > round_.config.prompts.max_prompt_tokens:
+    if len(prompt_ids) > context.config.prompts.max_prompt_tokens:
         return made([], TOO_LONG, "dropped")
     if sample_id in asking.quarantined:
         return made([], QUARANTINED, "dropped")
@@ -205,5 +205,5 @@ def _answer(round_: Round, asking: Asking, prompt: Prompt, turn: int, messages: 
             f"the engine worked on other tokens than it was sent for sample {sample_id}",
             expected=f"{len(prompt_ids)} prompt tokens, got {len(reply.prompt_ids)}",
         )
-    empty = all(token in round_.chat.eos_ids for token in reply.token_ids)
+    empty = all(token in context.chat.eos_ids for token in reply.token_ids)
     return made(reply.token_ids, reply.finish_reason, "empty" if empty else "ok")

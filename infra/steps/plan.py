@@ -12,7 +12,7 @@ from infra.engines.registry import find_engine, planned_version
 from infra.errors import ConfigError, EngineError, EnvironmentBuildError, GateError, MissingTarget
 from infra.machine.host import folder_bytes, memory_available
 from infra.round.checks import draft_by_round
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.layouts import layout_note
 from infra.round.needs import draft_size, memory_needed, training_disk
 from infra.round.rates import STARTS, Rates, Work, learnt_rates, reference_rates
@@ -74,7 +74,7 @@ class Plan(BaseModel):
         return any(step.step == "draft" for step in self.steps)
 
 
-def make_plan(round_: Round, only: Collection[str] = ()) -> Plan:
+def make_plan(context: RoundContext, only: Collection[str] = ()) -> Plan:
     """Plan a round without starting anything.
 
     Args:
@@ -83,30 +83,30 @@ def make_plan(round_: Round, only: Collection[str] = ()) -> Plan:
     Raises:
         ConfigError: neither the target nor its shape is known.
     """
-    config, notes = round_.config, list[str]()
-    shape = _shape(round_, notes)
-    learnt = learnt_rates(round_)
-    samples, prompt_tokens = _prompts(round_, notes)
+    config, notes = context.config, list[str]()
+    shape = _shape(context, notes)
+    learnt = learnt_rates(context)
+    samples, prompt_tokens = _prompts(context, notes)
     learnt_answer = learnt.answer_tokens if learnt is not None else None
     answer = config.generate.expected_tokens or learnt_answer or 0.75 * config.generate.max_tokens
     answer_tokens = round(samples * answer)
     sample_tokens = (prompt_tokens + answer_tokens) / max(1, samples)
-    rates = learnt or reference_rates(round_.serving.device, _work(config, shape, sample_tokens))
+    rates = learnt or reference_rates(context.serving.device, _work(config, shape, sample_tokens))
     if learnt is None:
         notes.append(f"times are {rates.origin}; after one round they are this machine's own")
-    notes += [f"{name}: {text}" for name, tally in round_.left_out.items() for text in tally.sentences()]
+    notes += [f"{name}: {text}" for name, tally in context.left_out.items() for text in tally.sentences()]
     tokens = prompt_tokens + answer_tokens
     token_bytes = state_bytes_per_token(config.extract.taps, shape.hidden_size)
-    keys, done = _keys(round_, notes)
-    notes += [*_layouts(round_, shape), *sampling_notes(round_)]
-    every = _steps(round_, shape, rates, keys, done, samples, prompt_tokens, answer_tokens)
+    keys, done = _keys(context, notes)
+    notes += [*_layouts(context, shape), *sampling_notes(context)]
+    every = _steps(context, shape, rates, keys, done, samples, prompt_tokens, answer_tokens)
     steps = [step for step in every if not only or step.step in only]
     memory = memory_needed(config, shape, samples, *draft_size(config, shape))
     needs: dict[Place, int] = {
         "store": sum(step.store_left for step in steps),
         "scratch": sum(step.scratch_left for step in steps),
     }
-    found = rooms(places(round_.store, round_.settings.scratch_dir), needs)
+    found = rooms(places(context.store, context.settings.scratch_dir), needs)
     return Plan(
         round=config.name,
         samples=samples,
@@ -156,31 +156,31 @@ def plan_gate(config: RoundConfig, plan: Plan) -> None:
         )
 
 
-def _shape(round_: Round, notes: list[str]) -> TargetShape:
+def _shape(context: RoundContext, notes: list[str]) -> TargetShape:
     try:
-        return round_.target.shape
+        return context.target.shape
     except MissingTarget as error:
-        shape = round_.config.target.shape
+        shape = context.config.target.shape
         if shape is None:
             raise ConfigError(
-                f"nothing is known of target {round_.config.target.name}: {error.what}",
+                f"nothing is known of target {context.config.target.name}: {error.what}",
                 fix=error.fix or "give target.shape in the round",
             ) from error
-        how = "the round will fetch it" if round_.config.target.fetch else error.fix
-        notes.append(f"target {round_.config.target.name} is not here ({how}); its shape is taken from the round")
+        how = "the round will fetch it" if context.config.target.fetch else error.fix
+        notes.append(f"target {context.config.target.name} is not here ({how}); its shape is taken from the round")
         return shape
 
 
-def _prompts(round_: Round, notes: list[str]) -> tuple[int, int]:
+def _prompts(context: RoundContext, notes: list[str]) -> tuple[int, int]:
     """(samples, prompt tokens); later turns repeat the conversation, so they count with what came before.
 
     A turn whose prompt is too long is left out, and with it what follows in its conversation.
     """
-    config = round_.config
+    config = context.config
     answer = config.generate.expected_tokens or 0.75 * config.generate.max_tokens
-    first, later = _lengths(round_, notes)
+    first, later = _lengths(context, notes)
     samples, total = 0, 0.0
-    for prompt in round_.prompts:
+    for prompt in context.prompts:
         length = float(first(prompt))
         for turn in ("", *prompt.turns):
             length += answer + later(turn) + TURN_TOKENS if turn else 0
@@ -191,11 +191,11 @@ def _prompts(round_: Round, notes: list[str]) -> tuple[int, int]:
     return samples, round(total)
 
 
-def _lengths(round_: Round, notes: list[str]) -> tuple[Callable[[Prompt], int], Callable[[str], int]]:
+def _lengths(context: RoundContext, notes: list[str]) -> tuple[Callable[[Prompt], int], Callable[[str], int]]:
     """(tokens of a prompt under the template, tokens of a later turn); estimated while there is no tokenizer."""
-    arguments = round_.config.prompts.template_args
+    arguments = context.config.prompts.template_args
     try:
-        chat = round_.chat
+        chat = context.chat
     except MissingTarget:
         notes.append(f"tokens of prompts are estimated ({TOKEN_BYTES} bytes each) until the tokenizer is here")
 
@@ -209,31 +209,31 @@ def _lengths(round_: Round, notes: list[str]) -> tuple[Callable[[Prompt], int], 
     )
 
 
-def _keys(round_: Round, notes: list[str]) -> tuple[dict[str, str], set[str]]:
+def _keys(context: RoundContext, notes: list[str]) -> tuple[dict[str, str], set[str]]:
     try:
-        return dict(round_.keys.items()), look(round_).done
+        return dict(context.keys.items()), look(context).done
     except (MissingTarget, EnvironmentBuildError, EngineError) as error:
         notes.append(f"keys are not known yet: {error.what}")
         return {}, set()
 
 
-def _layouts(round_: Round, shape: TargetShape) -> Iterator[str]:
+def _layouts(context: RoundContext, shape: TargetShape) -> Iterator[str]:
     """Which layer ids the taps are for engines with a layout of their own: in the round's version, else the newest."""
-    config, target = round_.config, None
+    config, target = context.config, None
     with suppress(MissingTarget):
-        target = round_.target
+        target = context.target
     for name in ENGINES:
         version = None
         with suppress(EngineError):  # the checks say so
             if name in config.used_engines:
-                version = planned_version(name, config.engines[name].device, round_.settings)
+                version = planned_version(name, config.engines[name].device, context.settings)
         note = layout_note(name, config.extract.taps, shape, version, draft_by_round(config, target), target)
         if note is not None:
             yield note
 
 
 def _steps(
-    round_: Round,
+    context: RoundContext,
     shape: TargetShape,
     rates: Rates,
     keys: dict[str, str],
@@ -242,7 +242,7 @@ def _steps(
     prompt_tokens: int,
     answer_tokens: int,
 ) -> list[PlannedStep]:
-    config, tokens = round_.config, prompt_tokens + answer_tokens
+    config, tokens = context.config, prompt_tokens + answer_tokens
     states = tokens * state_bytes_per_token(config.extract.taps, shape.hidden_size)
     _, stored = draft_size(config, shape)
     train_tokens = tokens * (1 - config.prepare.heldout) * config.train.epochs
@@ -275,7 +275,7 @@ def _steps(
     steps = []
     for step, seconds, held, scratch, what in rows:
         key = keys.get(step)
-        store_left, scratch_left = _left(round_, step, key, int(held), int(scratch)) if step not in done else (0, 0)
+        store_left, scratch_left = _left(context, step, key, int(held), int(scratch)) if step not in done else (0, 0)
         steps.append(
             PlannedStep(
                 step=step,
@@ -291,7 +291,7 @@ def _steps(
     return steps
 
 
-def _left(round_: Round, step: str, key: str | None, held: int, scratch: int) -> tuple[int, int]:
+def _left(context: RoundContext, step: str, key: str | None, held: int, scratch: int) -> tuple[int, int]:
     """(store, scratch) bytes of a step that are still to be written, what an earlier attempt wrote taken off.
 
     Args:
@@ -301,8 +301,8 @@ def _left(round_: Round, step: str, key: str | None, held: int, scratch: int) ->
     """
     if key is None:
         return held - scratch, scratch
-    stored = sum(item.size for item in round_.store.list(round_.rounds.step_prefix(step, key)))
-    staged = folder_bytes(round_.settings.scratch_dir / round_.config.name / f"train-{key}") if scratch else 0
+    stored = sum(item.size for item in context.store.list(context.rounds.step_prefix(step, key)))
+    staged = folder_bytes(context.settings.scratch_dir / context.config.name / f"train-{key}") if scratch else 0
     return max(0, held - scratch - stored), max(0, scratch - staged)
 
 

@@ -4,7 +4,7 @@ import json
 
 from infra.data.build import BuildReport, build_samples, with_right_histories, wrong_histories
 from infra.data.gate import data_gate, history_gate, shares_gate
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.stored import COUNTS, sample_counts, samples_done
 from infra.store.answers import read_answers
 from infra.store.objects import ObjectMissing
@@ -14,7 +14,7 @@ HISTORIES = "histories.json"
 """How many samples have a wrong history; looked for once, also in samples of earlier versions."""
 
 
-def prepare(round_: Round) -> bool:
+def prepare(context: RoundContext) -> bool:
     """Build, judge and write the samples of this round's key; returns whether they were there already.
 
     Those that were there are judged again by the bounds of ``generate``, which do not enter the key, and their
@@ -23,20 +23,20 @@ def prepare(round_: Round) -> bool:
     Raises:
         GateError: the data gate stops.
     """
-    if samples_done(round_):
-        shares_gate(_counted(sample_counts(round_)), round_.config.generate)
-        history_gate(_wrong_histories(round_), len(round_.samples), round_.config.generate)
+    if samples_done(context):
+        shares_gate(_counted(sample_counts(context)), context.config.generate)
+        history_gate(_wrong_histories(context), len(context.samples), context.config.generate)
         return True
-    prefix = round_.prefix("samples")
-    answers = with_right_histories(read_answers(round_.store, round_.prefix("answers")), round_.history)
-    built = build_samples(answers, round_.config.prepare, seed=round_.config.prompts.seed)
+    prefix = context.prefix("samples")
+    answers = with_right_histories(read_answers(context.store, context.prefix("answers")), context.history)
+    built = build_samples(answers, context.config.prepare, seed=context.config.prompts.seed)
     data_gate(
         built.samples,
         built,
-        round_.config.generate,
-        vocab_size=round_.target.shape.vocab_size,
-        training=round_.prompts,
-        evaluation=round_.evaluation_prompts,
+        context.config.generate,
+        vocab_size=context.target.shape.vocab_size,
+        training=context.prompts,
+        evaluation=context.evaluation_prompts,
     )
     counts = {
         "answers": built.answers,
@@ -46,19 +46,19 @@ def prepare(round_: Round) -> bool:
         "cut": built.cut,
         **built.dropped,
     }
-    round_.store.put(f"{prefix}/{COUNTS}", json.dumps(counts, indent=1).encode())
-    round_.store.put(f"{prefix}/{HISTORIES}", b"0")  # the wrong ones are among the dropped
-    write_samples(round_.store, prefix, built.samples)
+    context.store.put(f"{prefix}/{COUNTS}", json.dumps(counts, indent=1).encode())
+    context.store.put(f"{prefix}/{HISTORIES}", b"0")  # the wrong ones are among the dropped
+    write_samples(context.store, prefix, built.samples)
     return False
 
 
-def _wrong_histories(round_: Round) -> int:
-    path = f"{round_.prefix('samples')}/{HISTORIES}"
+def _wrong_histories(context: RoundContext) -> int:
+    path = f"{context.prefix('samples')}/{HISTORIES}"
     try:
-        return int(round_.store.get(path))
+        return int(context.store.get(path))
     except (ObjectMissing, ValueError):
-        wrong = wrong_histories(round_.samples, round_.history)
-        round_.store.put(path, str(wrong).encode())
+        wrong = wrong_histories(context.samples, context.history)
+        context.store.put(path, str(wrong).encode())
         return wrong
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from infra.errors import StoreError
 from infra.results import Report
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.layouts import draft_folder, draft_for
 from infra.round.publication import PUBLICATION, Publication, published_prefix
 
 
-def publish(round_: Round, report: Report, cards: Mapping[str, str]) -> str:
+def publish(context: RoundContext, report: Report, cards: Mapping[str, str]) -> str:
     """Copy the draft to its published place in every layout that can hold it; returns the serving engine's URL.
 
     Args:
@@ -20,13 +20,13 @@ def publish(round_: Round, report: Report, cards: Mapping[str, str]) -> str:
     Raises:
         StoreError: a file of the draft is not what training recorded.
     """
-    prefix, draft = published_prefix(round_), draft_folder(round_)
+    prefix, draft = published_prefix(context), draft_folder(context)
     files: dict[str, bytes | Path] = {}
     for layout in report.layouts:
         if not layout.published:
-            round_.store.delete_tree(f"{prefix}/{layout.engine}")  # of an earlier version of the engine
+            context.store.delete_tree(f"{prefix}/{layout.engine}")  # of an earlier version of the engine
             continue
-        made = draft_for(round_, layout.engine, draft)
+        made = draft_for(context, layout.engine, draft)
         if made == draft:
             parts = [_checked(draft / name, digest) for name, digest in report.training.files.items()]
         else:
@@ -34,15 +34,15 @@ def publish(round_: Round, report: Report, cards: Mapping[str, str]) -> str:
         files |= {f"{layout.engine}/{path.name}": path for path in parts}
         files[f"{layout.engine}/README.md"] = cards[layout.engine].encode()
     for name, data in files.items():
-        round_.store.put(f"{prefix}/{name}", data)
+        context.store.put(f"{prefix}/{name}", data)
     publication = Publication(
-        key=round_.keys.published,
-        round=round_.config.name,
-        draft_key=round_.keys.draft,
+        key=context.keys.published,
+        round=context.config.name,
+        draft_key=context.keys.draft,
         files={name: _sha256(data) for name, data in files.items()},
         sizes={name: len(data) if isinstance(data, bytes) else data.stat().st_size for name, data in files.items()},
     )
-    round_.store.put(f"{prefix}/{PUBLICATION}", publication.model_dump_json(indent=1).encode())
+    context.store.put(f"{prefix}/{PUBLICATION}", publication.model_dump_json(indent=1).encode())
     return report.published
 
 

@@ -9,7 +9,7 @@ from infra.config.sampling import sampling_words
 from infra.errors import StoreError
 from infra.results import REPORT, Evaluation, LeftOut, OtherRound, Report, Training
 from infra.round import stored
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.layouts import layouts
 from infra.round.ledger import Ledger
 from infra.round.publication import draft_name, published_prefix, publishing_rounds
@@ -20,55 +20,57 @@ from infra.steps.plan import Plan
 from infra.store.rounds import RoundStore, read_stored
 
 
-def build_report(round_: Round, plan: Plan, training: Training, evaluation: Evaluation, ledger: Ledger) -> Report:
+def build_report(
+    context: RoundContext, plan: Plan, training: Training, evaluation: Evaluation, ledger: Ledger
+) -> Report:
     """Everything known about the round at this moment."""
-    engine = round_.config.extract.engine
-    samples = round_.samples
-    published = f"{round_.settings.store}/{published_prefix(round_)}"
+    engine = context.config.extract.engine
+    samples = context.samples
+    published = f"{context.settings.store}/{published_prefix(context)}"
     counts = {
         "samples": len(samples),
         "tokens": sum(len(sample.input_ids) for sample in samples),
         "supervised_tokens": sum(sum(sample.loss_mask) for sample in samples),
-        **sample_counts(round_),
+        **sample_counts(context),
     }
     return Report(
-        round=round_.config.name,
-        description=round_.config.description,
-        target=round_.target.name,
-        target_revision=round_.target.revision,
-        draft=draft_name(round_),
-        published=f"{published}/{round_.config.serve_with}",
-        taps=round_.config.extract.taps,
+        round=context.config.name,
+        description=context.config.description,
+        target=context.target.name,
+        target_revision=context.target.revision,
+        draft=draft_name(context),
+        published=f"{published}/{context.config.serve_with}",
+        taps=context.config.extract.taps,
         engine=engine,
-        engine_version=round_.versions[engine],
-        versions=round_.versions,
+        engine_version=context.versions[engine],
+        versions=context.versions,
         steps=tuple(ledger.times),
         counts=counts,
-        sampling=_sampling(round_.config),
+        sampling=_sampling(context.config),
         training=training,
         evaluation=evaluation,
-        convention=stored.convention(round_),
-        parity=stored.parity(round_),
-        layouts=layouts(round_, published),
-        others=other_rounds(round_),
-        left_out=left_out(round_),
+        convention=stored.convention(context),
+        parity=stored.parity(context),
+        layouts=layouts(context, published),
+        others=other_rounds(context),
+        left_out=left_out(context),
         planned_disk_bytes=plan.disk_bytes,
         used_disk_bytes=ledger.peak_bytes,
         planned_seconds=plan.seconds,
         used_seconds=sum(item.seconds for item in ledger.times),
         notes=(
             *ledger.notes,
-            *(note for tally in round_.left_out.values() for note in tally.notes),
-            *sampling_notes(round_),
+            *(note for tally in context.left_out.values() for note in tally.notes),
+            *sampling_notes(context),
         ),
     )
 
 
-def left_out(round_: Round) -> tuple[LeftOut, ...]:
+def left_out(context: RoundContext) -> tuple[LeftOut, ...]:
     """Records that were not used, or not with all that they carry, by source and kind."""
     return tuple(
         LeftOut(prompts=name, kind=kind, used=used, count=found.count, read=tally.read, examples=tuple(found.examples))
-        for name, tally in round_.left_out.items()
+        for name, tally in context.left_out.items()
         for used, kinds in ((False, tally.left_out), (True, tally.without))
         for kind, found in kinds.items()
     )
@@ -82,9 +84,9 @@ def _sampling(config: RoundConfig) -> dict[str, str]:
     }
 
 
-def other_rounds(round_: Round) -> tuple[OtherRound, ...]:
+def other_rounds(context: RoundContext) -> tuple[OtherRound, ...]:
     """Live acceptance of the other rounds that published a draft for this target, as far as their reports read."""
-    reports = (_live_report(rounds) for rounds in publishing_rounds(round_))
+    reports = (_live_report(rounds) for rounds in publishing_rounds(context))
     return tuple(report.in_brief() for report in reports if report is not None)
 
 
@@ -98,25 +100,25 @@ def _live_report(rounds: RoundStore) -> Report | None:
     return read_stored(rounds.store, f"{rounds.step_prefix('report', pointer.key)}/{REPORT}", Report)
 
 
-def write_report(round_: Round, report: Report, files: Mapping[str, bytes]) -> str:
+def write_report(context: RoundContext, report: Report, files: Mapping[str, bytes]) -> str:
     """Store the report's files (report.md, figures) and, last, report.json; returns report.md's URL."""
-    prefix = round_.prefix("report")
+    prefix = context.prefix("report")
     for name, data in files.items():
-        round_.store.put(f"{prefix}/{name}", data)
-    stored.write_result(round_, "report", REPORT, report)
-    return f"{round_.settings.store}/{prefix}/report.md"
+        context.store.put(f"{prefix}/{name}", data)
+    stored.write_result(context, "report", REPORT, report)
+    return f"{context.settings.store}/{prefix}/report.md"
 
 
-def write_provenance(round_: Round) -> None:
+def write_provenance(context: RoundContext) -> None:
     """Keep the resolved round, the versions and the code's git revision beside the results, as round.yaml."""
     facts = {
-        "round": round_.config.model_dump(mode="json"),
-        "versions": round_.versions,
-        "target_revision": round_.target.revision,
-        "keys": dict(round_.keys.items()),
+        "round": context.config.model_dump(mode="json"),
+        "versions": context.versions,
+        "target_revision": context.target.revision,
+        "keys": dict(context.keys.items()),
         "code": code_revision(),
     }
-    round_.rounds.write_provenance(facts)
+    context.rounds.write_provenance(facts)
 
 
 def code_revision() -> str:
@@ -129,7 +131,7 @@ def code_revision() -> str:
     return done.stdout.strip()
 
 
-def learn_from(round_: Round, report: Report, ledger: Ledger) -> None:
+def learn_from(context: RoundContext, report: Report, ledger: Ledger) -> None:
     """Remember this machine's speeds, when this run did every step, the whole of it, and at the first attempt.
 
     A server that was started anew within a step spoils nothing: its start is taken off.
@@ -146,7 +148,7 @@ def learn_from(round_: Round, report: Report, ledger: Ledger) -> None:
         return amount / max(1.0, seconds[step] - without)
 
     learn(
-        round_,
+        context,
         Rates(
             start_seconds=start,
             generate_tokens=rate(answers, "generate", start + ledger.restarts["generate"]),

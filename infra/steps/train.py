@@ -11,7 +11,7 @@ from infra.drafter.progress import StepMetrics, TrainProgress, Validation
 from infra.drafter.trainer import TrainResult, train
 from infra.progress import OnProgress, Progress
 from infra.results import TRAINING, Training, TrainPoint
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.states import extracted_samples
 from infra.round.stored import point, training, write_result
 from infra.units import duration
@@ -22,41 +22,41 @@ HISTORY_POINTS = 400
 """Most points of the loss curve that are kept."""
 
 
-def train_draft(round_: Round, on_progress: OnProgress) -> Training:
+def train_draft(context: RoundContext, on_progress: OnProgress) -> Training:
     """Train the round's draft (or go on with an attempt that was killed) and store it.
 
     Raises:
         TrainingError: the trainer failed.
         GateError: the training gate stops, or there was no room for longer than the disk budget waits.
     """
-    done = training(round_)
+    done = training(context)
     if done is not None:
-        point(round_, "draft")
+        point(context, "draft")
         return done
-    result = _trained(round_, on_progress)
-    out = round_.scratch / "draft" / round_.keys.draft
-    folder = round_.disk.through(lambda: publishable(result.checkpoint, out, target_name(round_)))
+    result = _trained(context, on_progress)
+    out = context.scratch / "draft" / context.keys.draft
+    folder = context.disk.through(lambda: publishable(result.checkpoint, out, target_name(context)))
     files, sizes = {}, {}
     for path in sorted(folder.iterdir()):
-        round_.store.put(f"{round_.prefix('draft')}/{path.name}", path)
+        context.store.put(f"{context.prefix('draft')}/{path.name}", path)
         files[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
         sizes[path.name] = path.stat().st_size
-    round_.store.put(f"{round_.prefix('draft')}/trainer.log", workdir(round_) / "trainer.log")
-    summary = _summary(round_, result, files, sizes)
-    write_result(round_, "draft", TRAINING, summary)
+    context.store.put(f"{context.prefix('draft')}/trainer.log", workdir(context) / "trainer.log")
+    summary = _summary(context, result, files, sizes)
+    write_result(context, "draft", TRAINING, summary)
     return summary
 
 
-def _trained(round_: Round, on_progress: OnProgress) -> TrainResult:
+def _trained(context: RoundContext, on_progress: OnProgress) -> TrainResult:
     """Train to the end; a training that found the disk full goes on from its last checkpoint when there is room."""
-    disk, samples = round_.disk, extracted_samples(round_)
+    disk, samples = context.disk, extracted_samples(context)
 
     def attempt() -> TrainResult:
         disk.before("training", scratch=DATASET_TOKEN_BYTES * sum(len(sample.input_ids) for sample in samples))
         return train(
-            _job(round_),
+            _job(context),
             samples,
-            run_dir=round_.settings.run_dir,
+            run_dir=context.settings.run_dir,
             on_metrics=_reporter(on_progress),
             on_short=lambda needs: disk.before("a checkpoint", scratch=needs),
         )
@@ -64,40 +64,40 @@ def _trained(round_: Round, on_progress: OnProgress) -> TrainResult:
     return disk.through(attempt)
 
 
-def target_name(round_: Round) -> str:
+def target_name(context: RoundContext) -> str:
     """What the published draft calls its target: the hub id where there is one."""
-    source = round_.config.target.source
-    return source.removeprefix("hf://").split("@")[0] if source.startswith("hf://") else round_.target.name
+    source = context.config.target.source
+    return source.removeprefix("hf://").split("@")[0] if source.startswith("hf://") else context.target.name
 
 
-def workdir(round_: Round) -> Path:
+def workdir(context: RoundContext) -> Path:
     """Folder of this training's attempts."""
-    return round_.scratch / f"train-{round_.keys.draft}"
+    return context.scratch / f"train-{context.keys.draft}"
 
 
-def begun(round_: Round) -> bool:
+def begun(context: RoundContext) -> bool:
     """Whether an attempt left a checkpoint to go on from."""
-    return bool(settle(workdir(round_) / "checkpoints"))
+    return bool(settle(workdir(context) / "checkpoints"))
 
 
-def _job(round_: Round) -> TrainJob:
+def _job(context: RoundContext) -> TrainJob:
     return TrainJob(
-        config=round_.config.train,
-        target=round_.target,
-        device=training_device(round_),
-        taps=round_.config.extract.taps,
-        states_url=round_.settings.store,
-        states_prefix=round_.prefix("hidden"),
-        draft_vocab_size=round_.config.prepare.draft_vocab_size,
-        workdir=workdir(round_),
-        free_bytes=round_.config.budget.free_bytes,
-        visible=round_.devices if training_device(round_) == "cuda" else (),
+        config=context.config.train,
+        target=context.target,
+        device=training_device(context),
+        taps=context.config.extract.taps,
+        states_url=context.settings.store,
+        states_prefix=context.prefix("hidden"),
+        draft_vocab_size=context.config.prepare.draft_vocab_size,
+        workdir=workdir(context),
+        free_bytes=context.config.budget.free_bytes,
+        visible=context.devices if training_device(context) == "cuda" else (),
     )
 
 
-def training_device(round_: Round) -> Literal["cpu", "cuda"]:
+def training_device(context: RoundContext) -> Literal["cpu", "cuda"]:
     """Where the trainer runs: where the extracting engine ran."""
-    return round_.extracting.device
+    return context.extracting.device
 
 
 def _reporter(on_progress: OnProgress) -> Callable[[TrainProgress], None]:
@@ -112,10 +112,10 @@ def _reporter(on_progress: OnProgress) -> Callable[[TrainProgress], None]:
     return report
 
 
-def _summary(round_: Round, result: TrainResult, files: dict[str, str], sizes: dict[str, int]) -> Training:
+def _summary(context: RoundContext, result: TrainResult, files: dict[str, str], sizes: dict[str, int]) -> Training:
     stride = max(1, len(result.history) // HISTORY_POINTS)
     ends = _epoch_ends(result.history)
-    vocabulary = round_.config.prepare.draft_vocab_size or round_.target.shape.vocab_size
+    vocabulary = context.config.prepare.draft_vocab_size or context.target.shape.vocab_size
     return Training(
         steps=result.steps,
         epochs=len(result.validations),
@@ -124,8 +124,8 @@ def _summary(round_: Round, result: TrainResult, files: dict[str, str], sizes: d
         resumed=result.resumptions,
         history=tuple(_point(step.step, step) for step in result.history[::stride]),
         validation=tuple(_point(ends[item.epoch], item) for item in result.validations),
-        trainer_version=round_.versions["speculators"],
-        draft_vocab_size=min(vocabulary, round_.target.shape.vocab_size),
+        trainer_version=context.versions["speculators"],
+        draft_vocab_size=min(vocabulary, context.target.shape.vocab_size),
         coverage=result.coverage,
         files=files,
         sizes=sizes,

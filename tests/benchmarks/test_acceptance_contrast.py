@@ -18,7 +18,7 @@ from infra.config.settings import Settings
 from infra.engines.client.bench import run, summary
 from infra.engines.client.client import Sampling
 from infra.errors import StoreError
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.layouts import draft_folder, served_draft
 from infra.round.serving import Serving
 from infra.round.stored import training as stored_training
@@ -27,25 +27,25 @@ from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
 
 
-def finished_round() -> Round:
+def finished_round() -> RoundContext:
     """The round to serve, with the configuration that it last ran with."""
     settings = Settings()
     name = os.environ.get("EAGLE3_BENCHMARK_ROUND", "smoke")
     rounds = RoundStore(ObjectStore(settings.store), name)
     try:
         stored = yaml.safe_load(rounds.store.get(f"{rounds.prefix}/round.yaml"))
-        round_ = Round(build_round(stored["round"]), settings)
+        context = RoundContext(build_round(stored["round"]), settings)
     except StoreError:
-        round_ = Round(load_round(round_file(name)), settings)
-    if stored_training(round_) is None:
+        context = RoundContext(load_round(round_file(name)), settings)
+    if stored_training(context) is None:
         pytest.skip(f"round {name} has no trained draft in {settings.store}; run it first")
-    return round_
+    return context
 
 
 def test_faults_in_the_taps_show_in_acceptance(tmp_path: Path) -> None:
-    round_ = finished_round()
-    sets = prompt_sets(round_)
-    draft = draft_folder(round_)
+    context = finished_round()
+    sets = prompt_sets(context)
+    draft = draft_folder(context)
     drafts = {
         "as trained": draft,
         "taps permuted": perturbed(draft, tmp_path / "permuted", "layers_permuted"),
@@ -54,7 +54,7 @@ def test_faults_in_the_taps_show_in_acceptance(tmp_path: Path) -> None:
     lengths: dict[tuple[str, str], float] = {}
     table = Table("draft", *(item.name for item in sets), title="acceptance length, 3 drafts")
     for name, folder in drafts.items():
-        with Serving(round_, "bench", draft=served_draft(round_, folder)) as serving:
+        with Serving(context, "bench", draft=served_draft(context, folder)) as serving:
             client = serving.ready(600)
             for item in sets:
                 concurrency = max(item.concurrencies)

@@ -16,7 +16,7 @@ from infra.errors import EngineError, ExtractionFault, StoreError
 from infra.gates.convention import capture
 from infra.gates.parity import take
 from infra.machine.processes.guarded import recorded
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.ledger import Ledger
 from infra.round.rates import learnt_rates
 from infra.round.serving import Serving
@@ -70,19 +70,19 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @flow
-def samples(round_: Round, ledger: Ledger) -> None:
-    with Serving(round_, "generate") as server, ledger.step("generate", round_.keys.answers) as step:
-        tasks.generate(round_, server, ledger, step)
-    with ledger.step("prepare", round_.keys.samples) as step:
-        tasks.prepare(round_, step)
+def samples(context: RoundContext, ledger: Ledger) -> None:
+    with Serving(context, "generate") as server, ledger.step("generate", context.keys.answers) as step:
+        tasks.generate(context, server, ledger, step)
+    with ledger.step("prepare", context.keys.samples) as step:
+        tasks.prepare(context, step)
 
 
 @flow
-def states(round_: Round, ledger: Ledger) -> None:
-    with Serving(round_, "extract") as server, ledger.step("extract", round_.keys.hidden) as step:
-        tasks.extract(round_, server, ledger, step)
-    with ledger.step("verify", round_.keys.hidden) as step:
-        tasks.verify(round_, step)
+def states(context: RoundContext, ledger: Ledger) -> None:
+    with Serving(context, "extract") as server, ledger.step("extract", context.keys.hidden) as step:
+        tasks.extract(context, server, ledger, step)
+    with ledger.step("verify", context.keys.hidden) as step:
+        tasks.verify(context, step)
 
 
 @pytest.mark.parametrize(
@@ -103,50 +103,50 @@ def test_a_server_that_dies_in_the_middle_is_started_anew_and_no_state_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(fault, value)
-    round_, ledger = machine.round(**(QUICK if fault == "STANDIN_FREEZE_AFTER" else {})), Ledger()
-    states(round_, ledger)
+    context, ledger = machine.round(**(QUICK if fault == "STANDIN_FREEZE_AFTER" else {})), Ledger()
+    states(context, ledger)
 
-    assert faulty_shards(round_, deep=True) == {}
+    assert faulty_shards(context, deep=True) == {}
     [step] = ledger.times
     assert (step.reused, step.resumed, step.retried) == (False, False, False), "all of it is this run's own work"
     assert step.detail.startswith("0 of ")
-    assert quarantined_samples(round_) == []
-    assert StatesReader(round_.settings.store, round_.prefix("hidden")).rows == list(range(SAMPLES))
+    assert quarantined_samples(context) == []
+    assert StatesReader(context.settings.store, context.prefix("hidden")).rows == list(range(SAMPLES))
     assert machine.launches()["extract"] - 1 in deaths
     restarts = [note for note in ledger.notes if "started anew" in note]
     assert len(restarts) == machine.launches()["extract"] - 1
     assert words in restarts[0]
     assert events.count("eagle3.server.restart") == len(restarts)
     assert events.count("eagle3.server.hang") == (fault == "STANDIN_FREEZE_AFTER")
-    assert recorded(round_.settings.run_dir) == []
+    assert recorded(context.settings.run_dir) == []
 
 
 def test_a_server_that_dies_while_it_loads_is_started_anew_by_the_next_attempt(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STANDIN_DIE_LOADING", "1")
-    round_, ledger = machine.round(), Ledger()
-    states(round_, ledger)
+    context, ledger = machine.round(), Ledger()
+    states(context, ledger)
 
-    assert faulty_shards(round_, deep=True) == {}
+    assert faulty_shards(context, deep=True) == {}
     assert machine.launches()["extract"] == 1, "the one that lived; the other had not come so far"
     assert ledger.notes == ["extract: attempt 2, the earlier ones failed and were taken up where they stood"]
-    assert recorded(round_.settings.run_dir) == []
+    assert recorded(context.settings.run_dir) == []
 
 
 @pytest.mark.parametrize("fault", ["STANDIN_KILLED_BY", "STANDIN_HANGS_ON"])
 def test_a_sample_that_kills_servers_is_left_out_by_name(
     fault: str, machine: Machine, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    round_, ledger = machine.round(**(QUICK if fault == "STANDIN_HANGS_ON" else {})), Ledger()
-    deadly = round_.samples[7]
+    context, ledger = machine.round(**(QUICK if fault == "STANDIN_HANGS_ON" else {})), Ledger()
+    deadly = context.samples[7]
     monkeypatch.setenv(fault, f"{digest(deadly.input_ids):016x}")
-    states(round_, ledger)
+    states(context, ledger)
 
-    assert faulty_shards(round_, deep=True) == {}
-    assert quarantined_samples(round_) == [deadly]
-    assert [sample.row for sample in extracted_samples(round_)] == [row for row in range(SAMPLES) if row != deadly.row]
-    assert StatesReader(round_.settings.store, round_.prefix("hidden")).rows == [
+    assert faulty_shards(context, deep=True) == {}
+    assert quarantined_samples(context) == [deadly]
+    assert [sample.row for sample in extracted_samples(context)] == [row for row in range(SAMPLES) if row != deadly.row]
+    assert StatesReader(context.settings.store, context.prefix("hidden")).rows == [
         row for row in range(SAMPLES) if row != deadly.row
     ]
     assert machine.launches() == {"extract": 3}
@@ -181,10 +181,10 @@ def test_a_server_that_hangs_while_a_gate_asks_it_is_ended_and_that_is_said(
     ask: Callable[[Serving, list[list[int]]], object], machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STANDIN_FREEZE_AFTER", "2")
-    round_ = machine.round(**QUICK)
-    with Serving(round_, "extract") as serving:
+    context = machine.round(**QUICK)
+    with Serving(context, "extract") as serving:
         with pytest.raises(EngineError):
-            ask(serving, [sample.input_ids for sample in round_.samples[:6]])
+            ask(serving, [sample.input_ids for sample in context.samples[:6]])
         assert serving.death(EngineError("the request failed")) is not None
     [hang] = [event.text for event in serving.events if event.name == "server.hang"]
     assert "requests in flight" in hang
@@ -194,11 +194,11 @@ def test_an_engine_that_dies_of_too_many_samples_stops_the_step(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STANDIN_LEAK", "65")
-    round_ = machine.round()
+    context = machine.round()
     with pytest.raises(TooManyDeaths, match="it is the engine rather than the samples"):
-        states(round_, Ledger())
+        states(context, Ledger())
     assert machine.launches() == {"extract": 3}, "and the step is not tried again"
-    assert recorded(round_.settings.run_dir) == []
+    assert recorded(context.settings.run_dir) == []
 
 
 @pytest.mark.parametrize("fault", ["STANDIN_OTHER_TOKENS", "STANDIN_WITHOUT_FILE"])
@@ -221,8 +221,8 @@ def fresh(prepared: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_answers_kept_over_a_restart_are_this_runs_own(fresh: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN_DIE_AFTER", "9")
-    round_, ledger = fresh.round(), Ledger()
-    samples(round_, ledger)
+    context, ledger = fresh.round(), Ledger()
+    samples(context, ledger)
 
     assert fresh.launches() == {"plain": 2}
     step = ledger.times[0]
@@ -241,8 +241,8 @@ def test_answers_of_an_attempt_that_failed_are_this_runs_own(fresh: Machine, mon
         finish(log)
 
     monkeypatch.setattr(AnswerLog, "finish", failing)
-    round_, ledger = fresh.round(), Ledger()
-    samples(round_, ledger)
+    context, ledger = fresh.round(), Ledger()
+    samples(context, ledger)
 
     step = ledger.times[0]
     assert (step.step, step.reused, step.resumed, step.retried, step.detail) == ("generate", False, False, True, "")
@@ -252,15 +252,15 @@ def test_answers_of_an_earlier_run_are_said_to_be(fresh: Machine, monkeypatch: p
     monkeypatch.setenv("STANDIN_DIE_AFTER", "9")
     with pytest.raises(TooManyDeaths):
         samples(fresh.round(engines__vllm__max_restarts=0), Ledger())
-    round_, ledger = fresh.round(), Ledger()
-    kept = len(answers_kept(round_))
-    samples(round_, ledger)
+    context, ledger = fresh.round(), Ledger()
+    kept = len(answers_kept(context))
+    samples(context, ledger)
 
     assert 0 < kept < SAMPLES
     step = ledger.times[0]
     assert (step.reused, step.resumed, step.detail) == (False, True, f"{kept} answers of an earlier run kept")
     again = Ledger()
-    samples(round_, again)
+    samples(context, again)
     assert (again.times[0].reused, again.times[0].resumed) == (True, False)
 
 
@@ -270,12 +270,12 @@ def test_rates_are_learnt_of_a_round_whose_servers_were_started_anew(
     monkeypatch.setenv("STANDIN_DIE_AFTER", "9")
     eagle3(fresh.config())
 
-    round_ = fresh.round()
-    report = stored_report(round_)
+    context = fresh.round()
+    report = stored_report(context)
     assert report is not None
     assert any("started anew" in note for note in report.notes)
     assert not any(step.resumed or step.reused or step.retried for step in report.steps)
-    assert learnt_rates(round_) is not None
+    assert learnt_rates(context) is not None
 
 
 def test_a_prompt_that_kills_servers_costs_its_conversation_and_no_other(
@@ -283,18 +283,18 @@ def test_a_prompt_that_kills_servers_costs_its_conversation_and_no_other(
 ) -> None:
     mine = Machine(tmp_path, prepared.fields).enter(monkeypatch)
     monkeypatch.setenv("EAGLE3_MODELS_PATH", str(prepared.folder / "state" / "models"))
-    round_, ledger = mine.round(generate__max_refused=0.2), Ledger()
-    prompt = round_.prompts[3]
-    tokens = round_.chat.render(prompt.messages, round_.config.prompts.template_args, add_generation_prompt=True)
+    context, ledger = mine.round(generate__max_refused=0.2), Ledger()
+    prompt = context.prompts[3]
+    tokens = context.chat.render(prompt.messages, context.config.prompts.template_args, add_generation_prompt=True)
     monkeypatch.setenv("STANDIN_KILLED_BY", f"{digest(tokens):016x}")
-    samples(round_, ledger)
+    samples(context, ledger)
 
-    answers = read_answers(round_.store, round_.prefix("answers"))
+    answers = read_answers(context.store, context.prefix("answers"))
     assert len(answers) == SAMPLES
     fates = {name: answer.finish_reason for name, answer in answers.items() if answer.status == "dropped"}
     assert fates == {f"{prompt.id}#0": "quarantined", f"{prompt.id}#1": "earlier turn unanswered"}
-    assert sample_counts(round_)["quarantined"] == 1
-    assert len(round_.samples) == SAMPLES - 2
+    assert sample_counts(context)["quarantined"] == 1
+    assert len(context.samples) == SAMPLES - 2
     assert mine.launches() == {"plain": 3}
     assert any(f"sample {prompt.id}#0 is left out" in note for note in ledger.notes)
 
@@ -302,8 +302,8 @@ def test_a_prompt_that_kills_servers_costs_its_conversation_and_no_other(
 def test_a_round_is_trained_and_measured_without_a_quarantined_sample(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    round_ = machine.round()
-    deadly = [round_.samples[5], next(sample for sample in round_.samples if sample.split == "heldout")]
+    context = machine.round()
+    deadly = [context.samples[5], next(sample for sample in context.samples if sample.split == "heldout")]
     monkeypatch.setenv("STANDIN_KILLED_BY", " ".join(f"{digest(sample.input_ids):016x}" for sample in deadly))
     eagle3(machine.config(extract__max_quarantined=0.1))
 
@@ -311,4 +311,4 @@ def test_a_round_is_trained_and_measured_without_a_quarantined_sample(
     assert report is not None
     assert report.training.steps == 8
     assert sum("is left out" in note for note in report.notes) == 2
-    assert quarantined_samples(round_) == deadly
+    assert quarantined_samples(context) == deadly

@@ -13,7 +13,7 @@ from standin.waiting import wait_for
 from infra.config.load import build_round, load_round, round_file
 from infra.config.settings import Settings
 from infra.machine.processes.guarded import recorded
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.serving import Serving
 from infra.round.states import faulty_shards, shards_of
 from infra.round.survival import survive
@@ -28,7 +28,7 @@ LIMIT = 600.0
 
 
 @pytest.fixture
-def round_(tmp_path: Path, models: Path) -> Round:
+def context(tmp_path: Path, models: Path) -> RoundContext:
     """Samples of the real small target, to be extracted in seven shards; the ladder's first rung cannot work."""
     tiny = load_round(round_file("tiny"))
     ladder = [{"name": "impossible", "flags": ["--no-such-flag"]}, {"name": "eager", "flags": ["--enforce-eager"]}]
@@ -41,7 +41,7 @@ def round_(tmp_path: Path, models: Path) -> Round:
             "engines.vllm.silence_seconds": SILENCE,
         },
     )
-    made = Round(config, Settings(state_dir=tmp_path / "state", models_path=models))
+    made = RoundContext(config, Settings(state_dir=tmp_path / "state", models_path=models))
     write_samples(made.store, made.prefix("samples"), [sample(row) for row in range(SAMPLES)])
     return made
 
@@ -52,9 +52,9 @@ def sample(row: int) -> Sample:
     return Sample(row, f"s{row}", [], tokens, [0] * 30 + [1] * 31, split, "stop", "none", {})  # type: ignore[arg-type]
 
 
-def processes(round_: Round) -> tuple[psutil.Process, list[psutil.Process]]:
+def processes(context: RoundContext) -> tuple[psutil.Process, list[psutil.Process]]:
     """(API server, its engine's processes) of the one server that runs."""
-    [record] = [record for record in recorded(round_.settings.run_dir) if record.alive]
+    [record] = [record for record in recorded(context.settings.run_dir) if record.alive]
     server = psutil.Process(record.child_pid)
     return server, server.children(recursive=True)
 
@@ -62,9 +62,9 @@ def processes(round_: Round) -> tuple[psutil.Process, list[psutil.Process]]:
 class EngineVandal(threading.Thread):
     """Stops the engine after the first shard, and kills the API server alone after the third."""
 
-    def __init__(self, round_: Round, serving: Serving) -> None:
+    def __init__(self, context: RoundContext, serving: Serving) -> None:
         super().__init__(daemon=True)
-        self.round, self.serving = round_, serving
+        self.round, self.serving = context, serving
         self.said: list[str] = []
         self.error: BaseException | None = None
 
@@ -103,12 +103,12 @@ class EngineVandal(threading.Thread):
 
 
 def test_extraction_goes_on_after_a_bad_rung_a_stopped_engine_and_a_killed_server(
-    round_: Round, capsys: pytest.CaptureFixture[str]
+    context: RoundContext, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    todo = shards_of(round_)
+    todo = shards_of(context)
     assert len(todo) >= 5
-    with Serving(round_, "extract") as serving:
-        vandal = EngineVandal(round_, serving)
+    with Serving(context, "extract") as serving:
+        vandal = EngineVandal(context, serving)
         vandal.start()
         quarantined: dict[str, str] = {}
         for attempt in survive(serving, SAMPLES, 0.01):
@@ -116,8 +116,8 @@ def test_extraction_goes_on_after_a_bad_rung_a_stopped_engine_and_a_killed_serve
             with attempt:
                 extractor = serving.extractor(600)
                 for sample in attempt.suspects():
-                    steps.try_sample(round_, extractor, serving.flights, sample)
-                with steps.Extraction(round_, extractor, serving.flights, todo, quarantined) as extraction:
+                    steps.try_sample(context, extractor, serving.flights, sample)
+                with steps.Extraction(context, extractor, serving.flights, todo, quarantined) as extraction:
                     while todo:
                         extraction.shard(todo[0])
                         del todo[0]
@@ -127,11 +127,11 @@ def test_extraction_goes_on_after_a_bad_rung_a_stopped_engine_and_a_killed_serve
     with capsys.disabled():
         print("", *vandal.said, f"starts: {[round(seconds) for seconds in serving.seconds_to_ready]} s", sep="\n  ")
 
-    assert faulty_shards(round_, deep=True) == {}
+    assert faulty_shards(context, deep=True) == {}
     assert quarantined == {}
     told = [event.name.removeprefix("server.") for event in serving.events]
     assert told == ["rung", "hang", "restart", "remembered", "restart", "remembered"]
     assert "--no-such-flag" in serving.events[0].text
     assert "its token counters stand still" in serving.events[1].text or "neither" in serving.events[1].text
     assert Path(serving.events[1].text.rpartition("evidence: ")[2]).is_file()
-    assert recorded(round_.settings.run_dir) == []
+    assert recorded(context.settings.run_dir) == []

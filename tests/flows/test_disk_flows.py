@@ -61,17 +61,17 @@ def test_a_pause_is_told_as_events_and_in_the_report(tmp_path: Path, monkeypatch
         "tasks.logs.emit_event", lambda name, resource, payload: events.append((name, resource["prefect.resource.id"]))
     )
     with small_disk(tmp_path / "disk", 8 << 20) as disk:
-        round_: Any = Standing(disk, budget={"free_bytes": 1 << 20, "pause_seconds": 60})
-        round_.disk = round_.guard()
-        finish(round_.store, "other")
-        round_.store.put("rounds/other/hidden/h1/00000/states", bytes(1 << 20))
+        context: Any = Standing(disk, budget={"free_bytes": 1 << 20, "pause_seconds": 60})
+        context.disk = context.guard()
+        finish(context.store, "other")
+        context.store.put("rounds/other/hidden/h1/00000/states", bytes(1 << 20))
         fill(disk, leave=1 << 19)
         ledger = Ledger()
 
         @flow
         def waits() -> None:
-            tasks.watch_disk(round_, ledger)
-            round_.disk.before("shard 1")
+            tasks.watch_disk(context, ledger)
+            context.disk.before("shard 1")
 
         waits()
     assert events == [(f"eagle3.disk.{kind}", "eagle3.round.mine") for kind in ("pause", "freed", "resume")]

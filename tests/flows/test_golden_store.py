@@ -21,7 +21,7 @@ from flows.eagle3 import eagle3
 from infra.config.load import build_round
 from infra.data.history import CUT
 from infra.results import Report
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.states import faulty_shards
 from infra.round.status import look
 from infra.round.stored import report as stored_report
@@ -49,7 +49,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def golden(use: Use, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine with the golden store, in use."""
-    monkeypatch.setattr(Round, "versions", VERSIONS)
+    monkeypatch.setattr(RoundContext, "versions", VERSIONS)
     fields = json.loads((GOLDEN / "fields.json").read_text())
     for prompts in (fields["prompts"], fields["evaluate"]["prompts"]):
         prompts["source"] = str(GOLDEN / prompts["source"])
@@ -86,11 +86,11 @@ def of_steps(*steps: str) -> Callable[[str], bool]:
 def run(machine: Machine) -> Report:
     """Start the round; what it reports then. Every step is done and under its old key."""
     eagle3(machine.config())
-    round_ = machine.round()
-    assert look(round_).done == set(KEYS)
-    pointers = {step: live.key for step in KEYS if (live := round_.rounds.current(step)) is not None}
+    context = machine.round()
+    assert look(context).done == set(KEYS)
+    pointers = {step: live.key for step in KEYS if (live := context.rounds.current(step)) is not None}
     assert pointers == KEYS
-    report = stored_report(round_)
+    report = stored_report(context)
     assert report is not None
     return report
 
@@ -108,13 +108,13 @@ def test_another_target_or_other_prompts_have_other_keys(golden: Machine) -> Non
 
 
 def test_every_step_is_done_and_its_states_verify(golden: Machine) -> None:
-    round_ = golden.round()
-    status = look(round_)
+    context = golden.round()
+    status = look(context)
 
     assert status.done == set(KEYS)
     assert status.finished
     assert status.convention is not None
-    assert faulty_shards(round_, deep=True) == {}
+    assert faulty_shards(context, deep=True) == {}
     assert golden.events() == []
 
 

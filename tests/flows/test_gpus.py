@@ -18,7 +18,7 @@ from infra.machine.gpus.policy import Act, Cleared
 from infra.machine.gpus.readings import Gpu, GpuReport
 from infra.machine.gpus.verdict import judge
 from infra.round import gpus as hygiene
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.ledger import Ledger
 from tasks import gpus as gpu_tasks
 
@@ -26,14 +26,14 @@ GPUS = tuple(Gpu(number, "H", 1 << 36, 0, 100 * (number == 1), (), uuid=f"GPU-{n
 FOUND = tuple(judge(gpu, (), 0.9, (), True) for gpu in GPUS)
 
 
-def round_on(device: str, folder: Path) -> Round:
+def round_on(device: str, folder: Path) -> RoundContext:
     fields = {
         "name": "box",
         "target": {"name": "any"},
         "extract": {"taps": [1]},
         "engines": {"vllm": {"device": device, "tensor_parallel": 2}},
     }
-    return Round(build_round(fields, {}), Settings(state_dir=folder))
+    return RoundContext(build_round(fields, {}), Settings(state_dir=folder))
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +44,8 @@ def _slot(api: str) -> None:
 
 
 @flow
-def use_gpus(round_: Any, ledger: Any, work: Any) -> None:
-    with tasks.gpus_of(round_, ledger):
+def use_gpus(context: Any, ledger: Any, work: Any) -> None:
+    with tasks.gpus_of(context, ledger):
         work()
 
 
@@ -69,8 +69,8 @@ def test_a_round_goes_on_with_the_gpus_that_are_fit(
     tmp_path: Path, cleared: Callable[[bool], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    events, round_, ledger, seen = cleared(True), round_on("cuda", tmp_path), Ledger(), []
-    use_gpus(round_, ledger, lambda: seen.append(round_.devices))
+    events, context, ledger, seen = cleared(True), round_on("cuda", tmp_path), Ledger(), []
+    use_gpus(context, ledger, lambda: seen.append(context.devices))
     assert seen == [("0", "2")]
     assert ledger.notes == ["goes on without GPU 1"]
     assert [step.step for step in ledger.times] == ["gpus"]

@@ -208,8 +208,8 @@ def test_a_round_that_serves_with_another_engine_compares_them_before_it_extract
     eagle3(again.config(), two_engines)
 
     changed = {name.replace(".", "__"): value for name, value in two_engines.items()}
-    round_ = again.round(**changed)
-    report = stored_report(round_)
+    context = again.round(**changed)
+    report = stored_report(context)
     assert report is not None
     assert report.parity is not None
     assert (report.parity.extracting, report.parity.serving) == ("sglang 0.5.23", "vllm 0.32.0")
@@ -217,9 +217,9 @@ def test_a_round_that_serves_with_another_engine_compares_them_before_it_extract
     steps = [item.step for item in report.steps]
     assert steps.index("prepare") < steps.index("parity") < steps.index("extract")
     assert again.launches()["extract"] == 2, "the extracting engine goes on with the extraction"
-    prefix = round_.prefix("report")
-    assert b"## Parity" in round_.store.get(f"{prefix}/report.md")
-    assert round_.store.get(f"{prefix}/parity.png").startswith(b"\x89PNG")
+    prefix = context.prefix("report")
+    assert b"## Parity" in context.store.get(f"{prefix}/report.md")
+    assert context.store.get(f"{prefix}/parity.png").startswith(b"\x89PNG")
 
     again.forget()
     eagle3(again.config(), {**two_engines, "train.epochs": 1})
@@ -232,7 +232,7 @@ def test_a_serving_engine_that_computes_other_states_stops_the_round_before_extr
     (tmp_path / "VLLM" / "arguments").write_text("--taps 1,3,2")
     with pytest.raises(GateError, match=r"parity gate: vllm 0\.32\.0 does not compute what sglang 0\.5\.23 computes"):
         eagle3(again.config(), two_engines)
-    round_ = again.round(**{name.replace(".", "__"): value for name, value in two_engines.items()})
-    assert "hidden" not in look(round_).done
-    assert round_.keys.hidden not in round_.rounds.keys("hidden")
+    context = again.round(**{name.replace(".", "__"): value for name, value in two_engines.items()})
+    assert "hidden" not in look(context).done
+    assert context.keys.hidden not in context.rounds.keys("hidden")
     assert max(again.requests("extract").values()) == 2, "no more was asked for than both engines' handful"

@@ -26,7 +26,7 @@ from infra.config.settings import Settings
 from infra.errors import ConfigError, Eagle3Error, GateError, PreflightError
 from infra.machine.gpus.readings import GpuReport
 from infra.machine.processes.guarded import recorded
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.states import faulty_shards
 from infra.round.status import look
 from infra.round.stored import report as stored_report
@@ -45,11 +45,11 @@ async def artifact_keys() -> set[str]:
 
 
 def test_a_round_goes_from_prompts_to_a_published_draft(finished: Machine, use: Use) -> None:
-    round_ = use(finished).round()
+    context = use(finished).round()
 
-    assert look(round_).done == ALL_STEPS
-    assert faulty_shards(round_, deep=True) == {}
-    report = stored_report(round_)
+    assert look(context).done == ALL_STEPS
+    assert faulty_shards(context, deep=True) == {}
+    report = stored_report(context)
     assert report is not None
     assert [item.step for item in report.steps] == [
         "plan", "preflight", "generate", "prepare", "convention", "extract", "verify", "cleanup", "train", "evaluate",
@@ -62,7 +62,7 @@ def test_a_round_goes_from_prompts_to_a_published_draft(finished: Machine, use: 
     assert report.convention.why == "gates.convention.reference is `none`"
     assert report.training.steps == 8
     assert {item.prompts for item in report.evaluation.measured} == {"heldout", "evaluation"}
-    folder = round_.store.local_path(report.published.removeprefix(f"{round_.settings.store}/"))
+    folder = context.store.local_path(report.published.removeprefix(f"{context.settings.store}/"))
     assert folder is not None
     assert {"config.json", "model.safetensors", "README.md"} <= {path.name for path in folder.iterdir()}
     assert [(item.engine, item.layer_ids, item.why_not) for item in report.layouts] == [
@@ -89,8 +89,8 @@ def test_a_round_goes_from_prompts_to_a_published_draft(finished: Machine, use: 
     assert finished.launches() == {"plain": 2, "extract": 1, "bench": 1}
     assert set(finished.requests("extract").values()) == {1}
     assert len(finished.requests("extract")) == SAMPLES
-    assert list(round_.settings.scratch_dir.iterdir()) == []
-    assert recorded(round_.settings.run_dir) == []
+    assert list(context.settings.scratch_dir.iterdir()) == []
+    assert recorded(context.settings.run_dir) == []
 
 
 def test_samples_that_were_there_are_judged_by_todays_bounds(again: Machine) -> None:
@@ -228,11 +228,11 @@ def test_round2_is_told_all_that_this_machine_lacks(
     monkeypatch.setenv("EAGLE3_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("EAGLE3_ENV_SGLANG_CUDA", raising=False)
     monkeypatch.setattr(sys.modules["tasks.preflight"], "gpus", lambda: GpuReport(False, "no NVIDIA driver", "", ()))
-    round_ = Round(load_round(round_file("round2")), Settings())
+    context = RoundContext(load_round(round_file("round2")), Settings())
 
     @flow
     def only_preflight() -> None:
-        tasks.preflight(round_, tasks.plan(round_))
+        tasks.preflight(context, tasks.plan(context))
 
     with pytest.raises(PreflightError) as caught:
         only_preflight()
@@ -388,13 +388,13 @@ def test_a_round_whose_store_is_a_bucket(tmp_path: Path, use: Use, monkeypatch: 
         boto3.client("s3").create_bucket(Bucket="rounds")
         eagle3(machine.config())
 
-        round_ = machine.round()
-        report = stored_report(round_)
-        assert look(round_).done == ALL_STEPS
+        context = machine.round()
+        report = stored_report(context)
+        assert look(context).done == ALL_STEPS
         assert report is not None
         assert report.published.startswith("s3://rounds/here/published/")
-        assert len(read_answers(round_.store, round_.prefix("answers"))) == SAMPLES
-        assert faulty_shards(round_, deep=True) == {}
+        assert len(read_answers(context.store, context.prefix("answers"))) == SAMPLES
+        assert faulty_shards(context, deep=True) == {}
         assert not (tmp_path / "state" / "store").exists()
         assert _secrets_written(tmp_path) == []
 

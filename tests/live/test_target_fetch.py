@@ -10,7 +10,7 @@ import pytest
 from infra.config.load import load_round, round_file
 from infra.config.round import TargetConfig
 from infra.config.settings import Settings
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.steps.plan import make_plan
 from infra.targets.fetch import fetch_target
 from infra.targets.target import open_target
@@ -67,10 +67,10 @@ def test_two_at_once_fetch_once_and_a_killed_fetch_starts_anew_to_the_same_revis
 def test_a_plan_without_the_target_is_much_like_the_one_with_it(tmp_path: Path) -> None:
     config = load_round(round_file("smoke"))
     settings = Settings(state_dir=tmp_path / "state", models_path=tmp_path / "models")
-    before = make_plan(Round(config, settings))
+    before = make_plan(RoundContext(config, settings))
     assert any("are estimated" in note for note in before.notes)
     fetch_target(config.target, settings.models_dir, settings.cache_dir)
-    after = make_plan(Round(config, settings))
+    after = make_plan(RoundContext(config, settings))
     assert before.samples == after.samples
     assert before.prompt_tokens == pytest.approx(after.prompt_tokens, rel=0.1)
     assert before.disk_bytes == pytest.approx(after.disk_bytes, rel=0.05)

@@ -129,14 +129,14 @@ def use(machine: SmallMachine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def whole(machine: SmallMachine) -> list[str]:
     """Check that the round is complete and its states verify; its report's notes."""
-    round_ = machine.round()
-    assert look(round_).done == ALL_STEPS
-    assert faulty_shards(round_, deep=True) == {}
-    answers = read_answers(round_.store, round_.prefix("answers"))
+    context = machine.round()
+    assert look(context).done == ALL_STEPS
+    assert faulty_shards(context, deep=True) == {}
+    answers = read_answers(context.store, context.prefix("answers"))
     assert len(answers) == SAMPLES
     assert len(machine.requests("extract")) == SAMPLES
     assert not [path for path in machine.disk.rglob("*") if path.name.startswith(".put-") or ".partial" in path.name]
-    report = stored_report(round_)
+    report = stored_report(context)
     assert report is not None
     return list(report.notes)
 

@@ -32,7 +32,7 @@ from infra.gates.agreement import Side, compare
 from infra.gates.capture import Head
 from infra.gates.parity import parity_gate
 from infra.machine.processes.guarded import ProcessRecord, recorded
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.states import faulty_shards
 from infra.store.answers import read_answers
 from infra.store.reader import StatesReader
@@ -61,9 +61,9 @@ class Runs:
         return Settings(state_dir=self.folder / "state", models_path=self.models)
 
     @cached_property
-    def round(self) -> Round:
+    def round(self) -> RoundContext:
         """The round as a process on this state folder sees it."""
-        return Round(self.config, self.settings)
+        return RoundContext(self.config, self.settings)
 
     @property
     def log(self) -> str:

@@ -17,7 +17,7 @@ from standin.tiny import NAME, small_round, tiny_target, write_prompts
 from infra.config.load import build_round
 from infra.config.round import RoundConfig
 from infra.config.settings import Settings
-from infra.round.context import Round
+from infra.round.context import RoundContext
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -60,9 +60,9 @@ class Machine:
         """The small round; overrides by dotted name with ``__`` for the dot."""
         return build_round(self.fields, {name.replace("__", "."): value for name, value in overrides.items()})
 
-    def round(self, **overrides: Any) -> Round:
+    def round(self, **overrides: Any) -> RoundContext:
         """The round as a process on this machine sees it (its environment must be set)."""
-        return Round(self.config(**overrides), Settings())
+        return RoundContext(self.config(**overrides), Settings())
 
     def events(self) -> list[dict[str, Any]]:
         """The journal's lines."""

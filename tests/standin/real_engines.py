@@ -15,7 +15,7 @@ from infra.config.settings import Settings
 from infra.gates.agreement import Side
 from infra.gates.parity import alone, prompt_sequences, take
 from infra.machine.processes.guarded import recorded
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.serving import Serving
 
 SAMPLES = 6
@@ -24,22 +24,22 @@ CHUNK = 32
 """Tokens that the shared SGLang works on at once: longer prompts come in pieces."""
 
 
-def smoke(engine: EngineName, settings: Settings, changes: Mapping[str, Any] | None = None) -> Round:
+def smoke(engine: EngineName, settings: Settings, changes: Mapping[str, Any] | None = None) -> RoundContext:
     """The smoke round as one engine alone would do it."""
-    return Round(alone(load_round(round_file("smoke-sglang"), changes), engine, SAMPLES), settings)
+    return RoundContext(alone(load_round(round_file("smoke-sglang"), changes), engine, SAMPLES), settings)
 
 
 @contextmanager
-def extracting(round_: Round) -> Iterator[Serving]:
+def extracting(context: RoundContext) -> Iterator[Serving]:
     """The round's extracting server, ready; at the end nothing of it may be left."""
-    with Serving(round_, "extract") as serving:
+    with Serving(context, "extract") as serving:
         serving.ready(600)
-        tree = [psutil.Process(item.child_pid) for item in recorded(round_.settings.run_dir) if item.alive]
+        tree = [psutil.Process(item.child_pid) for item in recorded(context.settings.run_dir) if item.alive]
         tree += [child for process in tree for child in process.children(recursive=True)]
         assert tree
         yield serving
     assert not [process for process in tree if running(process)]
-    assert recorded(round_.settings.run_dir) == []
+    assert recorded(context.settings.run_dir) == []
 
 
 @dataclass(frozen=True)

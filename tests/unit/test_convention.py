@@ -19,7 +19,7 @@ from infra.errors import GateError
 from infra.gates.convention import Truth, convention_gate, measure, unchecked
 from infra.report import markdown
 from infra.report.gates import layers_figure, layers_table, layers_text
-from infra.round.context import Round
+from infra.round.context import RoundContext
 
 TAPS = (1, 2, 3)
 SEQUENCES = [[(7 * start + 3 * place) % VOCABULARY for place in range(24)] for start in range(4)]
@@ -38,7 +38,7 @@ class Tiny:
         fields = small_round(Path("prompts.jsonl"), Path("evaluation.jsonl"))
         fields["extract"] |= {"taps": list(TAPS), "engine": engine}
         fields["engines"]["sglang"] = fields["engines"]["vllm"]
-        self.round = Round(build_round(fields), Settings(state_dir=folder / "state", models_path=folder))
+        self.round = RoundContext(build_round(fields), Settings(state_dir=folder / "state", models_path=folder))
         self.round.__dict__["versions"] = {"vllm": "0.32.0", "sglang": "0.5.23"}
 
     def layers(self, tokens: list[int]) -> tuple[list[torch.Tensor], torch.Tensor]:

@@ -16,7 +16,7 @@ from infra.engines.client.client import Client
 from infra.engines.client.dialect import Generation
 from infra.engines.client.flights import Flights
 from infra.errors import GateError
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.steps.generate import Asking, generate
 from infra.steps.prepare import HISTORIES, prepare, sample_counts
 from infra.store.answers import read_answers
@@ -30,8 +30,8 @@ CONVERSATIONS = len(THINGS)
 class Engine:
     """What a step needs of a :class:`Client`; ``says`` gives text and finish reason for a prompt's text."""
 
-    def __init__(self, round_: Round, says: Says) -> None:
-        self.chat, self.says = round_.chat, says
+    def __init__(self, context: RoundContext, says: Says) -> None:
+        self.chat, self.says = context.chat, says
 
     def generate(self, prompt_ids: Sequence[int], *_: Any, **__: Any) -> Generation:
         text, finish = self.says(self.chat.decode(prompt_ids))
@@ -41,8 +41,8 @@ class Engine:
         return self.chat.render(messages, template_args)
 
 
-def ask(round_: Round, says: Says) -> None:
-    generate(round_, Asking(cast(Client, Engine(round_, says)), Flights()))
+def ask(context: RoundContext, says: Says) -> None:
+    generate(context, Asking(cast(Client, Engine(context, says)), Flights()))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 
 @pytest.fixture
-def round_(thinking: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Round:
+def context(thinking: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RoundContext:
     made = thinking.copy(tmp_path).enter(monkeypatch).round()
     made.versions = {"vllm": "1", "speculators": "1"}
     return made
@@ -63,17 +63,17 @@ def thinks(prompt: str) -> tuple[str, str]:
     return ("Hm.</think>More.<|im_end|>" if "More." in prompt else "So so.</think>Much.<|im_end|>"), "stop"
 
 
-def test_a_later_turn_sees_the_answer_without_its_thinking(round_: Round) -> None:
-    ask(round_, thinks)
-    prepare(round_)
-    assert len(round_.samples) == 2 * CONVERSATIONS
-    for sample in round_.samples:
-        prompt = round_.chat.decode(sample.input_ids[: sample.loss_mask.index(1)])
+def test_a_later_turn_sees_the_answer_without_its_thinking(context: RoundContext) -> None:
+    ask(context, thinks)
+    prepare(context)
+    assert len(context.samples) == 2 * CONVERSATIONS
+    for sample in context.samples:
+        prompt = context.chat.decode(sample.input_ids[: sample.loss_mask.index(1)])
         if sample.sample_id.endswith("#1"):
             assert "assistant<|im_middle|><think></think>Much.<|im_end|><|im_user|>" in prompt
         assert "So so." not in prompt
-    round_.store.delete(f"{round_.prefix('samples')}/{HISTORIES}")
-    assert prepare(round_), "samples of an earlier version with right histories are good"
+    context.store.delete(f"{context.prefix('samples')}/{HISTORIES}")
+    assert prepare(context), "samples of an earlier version with right histories are good"
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_a_later_turn_sees_the_answer_without_its_thinking(round_: Round) -> Non
     ids=["cut", "thinking without end"],
 )
 def test_a_conversation_that_ends_is_counted_and_does_not_stop_the_round(
-    round_: Round, said: tuple[str, str], reason: str
+    context: RoundContext, said: tuple[str, str], reason: str
 ) -> None:
-    ask(round_, lambda prompt: said if f"of {THINGS[0]}" in prompt or f"of {THINGS[1]}" in prompt else thinks(prompt))
-    prepare(round_)
-    assert sample_counts(round_)[reason] == 2
-    assert len(round_.samples) == 2 * CONVERSATIONS - 2
+    ask(context, lambda prompt: said if f"of {THINGS[0]}" in prompt or f"of {THINGS[1]}" in prompt else thinks(prompt))
+    prepare(context)
+    assert sample_counts(context)[reason] == 2
+    assert len(context.samples) == 2 * CONVERSATIONS - 2
 
 
 def glued(_: History, messages: list[Message], answers: object, questions: Sequence[str]) -> list[Message]:
@@ -96,40 +96,44 @@ def glued(_: History, messages: list[Message], answers: object, questions: Seque
     return [*messages, said, {"role": "user", "content": questions[-1]}]
 
 
-def test_stored_answers_of_an_earlier_version_are_judged(round_: Round, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_answers_of_an_earlier_version_are_judged(
+    context: RoundContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as earlier:
         earlier.setattr(History, "after", glued)
-        ask(round_, thinks)
-    assert all(answer.status == "ok" for answer in read_answers(round_.store, round_.prefix("answers")).values())
+        ask(context, thinks)
+    assert all(answer.status == "ok" for answer in read_answers(context.store, context.prefix("answers")).values())
     with pytest.raises(GateError, match=f"{CONVERSATIONS} {OTHER_HISTORY}"):
-        prepare(round_)
+        prepare(context)
 
 
-def test_stored_samples_of_an_earlier_version_are_judged_once(round_: Round, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_samples_of_an_earlier_version_are_judged_once(
+    context: RoundContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as earlier:
         earlier.setattr(History, "after", glued)
         earlier.setattr(History, "_same", lambda *_: True)
-        ask(round_, thinks)
-        prepare(round_)
-    [marker] = [info.path for info in round_.store.list(round_.prefix("samples")) if info.path.endswith(HISTORIES)]
-    round_.store.delete(marker)
-    again = Round(round_.config, round_.settings)
-    again.versions = round_.versions
+        ask(context, thinks)
+        prepare(context)
+    [marker] = [info.path for info in context.store.list(context.prefix("samples")) if info.path.endswith(HISTORIES)]
+    context.store.delete(marker)
+    again = RoundContext(context.config, context.settings)
+    again.versions = context.versions
     for _ in range(2):
         with pytest.raises(GateError, match=f"{CONVERSATIONS} of {2 * CONVERSATIONS} samples"):
             prepare(again)
 
 
 def test_the_stand_ins_answers_make_histories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    round_ = new_machine(tmp_path).enter(monkeypatch).round()
-    round_.versions = {"vllm": "1", "speculators": "1"}
-    brain = Brain(round_.target.path, round_.config.extract.taps)
+    context = new_machine(tmp_path).enter(monkeypatch).round()
+    context.versions = {"vllm": "1", "speculators": "1"}
+    brain = Brain(context.target.path, context.config.extract.taps)
 
     class StandIn(Engine):
         def generate(self, prompt_ids: Sequence[int], *_: Any, **__: Any) -> Generation:
-            tokens, finish = brain.answer(prompt_ids, round_.config.generate.max_tokens)
+            tokens, finish = brain.answer(prompt_ids, context.config.generate.max_tokens)
             return Generation(tokens, finish, list(prompt_ids))
 
-    generate(round_, Asking(cast(Client, StandIn(round_, thinks)), Flights()))
-    prepare(round_)
-    assert len(round_.samples) == 2 * CONVERSATIONS
+    generate(context, Asking(cast(Client, StandIn(context, thinks)), Flights()))
+    prepare(context)
+    assert len(context.samples) == 2 * CONVERSATIONS

@@ -25,7 +25,7 @@ from infra.machine.gpus.verdict import Finding, judge
 from infra.machine.gpus.xid import Xid, fatal_xids
 from infra.machine.processes.guard import Identity
 from infra.round import gpus as hygiene
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.targets.target import Target
 from tasks import gpus as gpu_tasks
 
@@ -153,20 +153,20 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("machine")
 def test_processes_see_the_gpus_that_are_fit(tmp_path: Path) -> None:
-    round_ = Round(config(), Settings(state_dir=tmp_path))
-    hygiene.use_gpus(round_, Cleared((look(0), look(1), look(2)), (), True, ()))
-    assert not round_.devices  # nothing to say: they see all
-    hygiene.use_gpus(round_, Cleared((look(0), look(2)), (look(1, utilisation=100),), True, ()))
-    assert round_.devices == ("0", "2")
-    hygiene.use_gpus(round_, Cleared((look(2), look(0, MINE)), (), True, ()))
-    assert round_.devices == ("2", "0")  # the free one first
+    context = RoundContext(config(), Settings(state_dir=tmp_path))
+    hygiene.use_gpus(context, Cleared((look(0), look(1), look(2)), (), True, ()))
+    assert not context.devices  # nothing to say: they see all
+    hygiene.use_gpus(context, Cleared((look(0), look(2)), (look(1, utilisation=100),), True, ()))
+    assert context.devices == ("0", "2")
+    hygiene.use_gpus(context, Cleared((look(2), look(0, MINE)), (), True, ()))
+    assert context.devices == ("2", "0")  # the free one first
 
 
 @pytest.mark.usefixtures("machine")
 def test_too_few_stop_the_round_with_one_sentence(tmp_path: Path) -> None:
-    round_ = Round(config(), Settings(state_dir=tmp_path))
+    context = RoundContext(config(), Settings(state_dir=tmp_path))
     with pytest.raises(PreflightError) as stopped:
-        hygiene.use_gpus(round_, Cleared((look(0),), (look(1, utilisation=100),), False, ()))
+        hygiene.use_gpus(context, Cleared((look(0),), (look(1, utilisation=100),), False, ()))
     assert "round box wants 2 GPUs and 1 of 2 are fit (GPU 1: 100 % busy with no living process)" in str(stopped.value)
     assert "nvidia-smi --gpu-reset" in str(stopped.value)
 
@@ -179,13 +179,13 @@ def test_every_act_is_an_event_and_a_line(tmp_path: Path, monkeypatch: pytest.Mo
     events: list[dict[str, Any]] = []
     monkeypatch.setattr(gpu_tasks, "clear_gpus", lambda *_: cleared)
     monkeypatch.setattr(gpu_tasks, "emit_event", lambda **event: events.append(event))
-    round_ = Round(config(), Settings(state_dir=tmp_path))
+    context = RoundContext(config(), Settings(state_dir=tmp_path))
     with disable_run_logger():
-        assert gpu_tasks.ready_gpus.fn(round_) == ["goes on without GPU 1"]
+        assert gpu_tasks.ready_gpus.fn(context) == ["goes on without GPU 1"]
     (event,) = events
     assert event["event"] == "eagle3.gpu.quarantined"
     assert event["payload"] == {"round": "box", "gpus": [1], "text": "goes on without GPU 1"}
-    assert round_.devices == ("0", "2")
+    assert context.devices == ("0", "2")
 
 
 class PrintsItsEnvironment:

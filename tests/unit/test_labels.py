@@ -20,7 +20,7 @@ from infra.engines.vllm.dialect import VllmDialect
 from infra.report import markdown
 from infra.report.figures import throughput_figure
 from infra.results import Evaluation, Measured, Predicted
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.serving import Serving
 from infra.steps import evaluate as steps
 from infra.steps.evaluate import PromptSet, measure
@@ -112,7 +112,7 @@ def judge(tmp_path: Path) -> Iterator[Judge]:
             for name, first, count in (("heldout", 1, heldout), ("evaluation", 2, others))
         ]
         servers = Both(config, engine)
-        both, round_ = cast(Serving, servers), cast(Round, servers.round)
+        both, context = cast(Serving, servers), cast(RoundContext, servers.round)
         real = steps._serve
 
         def watched(serving: Serving, client: Client, prompt_set: PromptSet, prompts: Any, concurrency: int) -> Any:
@@ -124,11 +124,11 @@ def judge(tmp_path: Path) -> Iterator[Judge]:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(steps, "_serve", watched)
-            live = measure(round_, both, both, sets, how)
+            live = measure(context, both, both, sets, how)
         servers.client.close()
         predicted = Predicted(acceptance=acceptance(2.0, (1.0, 0.0)), joint=(1.0,), conditional=(1.0,))
-        found = steps.judge(round_, predicted, live, sets, how)
-        return found, steps.shortfalls(round_, found, sets)
+        found = steps.judge(context, predicted, live, sets, how)
+        return found, steps.shortfalls(context, found, sets)
 
     yield done
     engine.release.set()

@@ -16,7 +16,7 @@ from infra.engines.sglang.draft import inexpressible, write_sglang
 from infra.engines.sglang.layer_ids import NUMBERING
 from infra.errors import EngineError
 from infra.machine.gpus.readings import GpuReport
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.layouts import layout_note
 from infra.round.preflight import faults
 from infra.steps.plan import make_plan
@@ -111,7 +111,7 @@ def test_rotary_settings_that_sglang_reads_otherwise_are_refused_in_every_versio
 def test_the_plan_of_round2_says_its_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EAGLE3_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("EAGLE3_CACHE_DIR", str(tmp_path))
-    notes = make_plan(Round(smoke("round2", prompts__count=20), Settings())).notes
+    notes = make_plan(RoundContext(smoke("round2", prompts__count=20), Settings())).notes
     assert any("taps 3, 31, 59 are layer ids 3, 31, 59 of sglang 0.5.23" in note for note in notes)
 
 

@@ -43,13 +43,13 @@ def test_a_damaged_file_is_as_good_as_none_and_is_written_anew(data: bytes, mach
     memory(tmp_path).keep("extract", "second")
     assert memory(tmp_path).recall("extract") == "second"
 
-    round_, rates = machine.round(), CPU
-    learn(round_, rates)
-    assert learnt_rates(round_) == rates
-    damage(rates_path(round_.settings), data)
-    assert learnt_rates(round_) is None
-    learn(round_, rates)
-    assert learnt_rates(round_) == rates
+    context, rates = machine.round(), CPU
+    learn(context, rates)
+    assert learnt_rates(context) == rates
+    damage(rates_path(context.settings), data)
+    assert learnt_rates(context) is None
+    learn(context, rates)
+    assert learnt_rates(context) == rates
 
 
 def test_a_full_disk_and_a_place_that_is_taken_stop_nobody(tmp_path: Path) -> None:

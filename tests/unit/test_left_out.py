@@ -144,16 +144,16 @@ def set_template(machine: Machine, name: str) -> None:
 
 def test_plan_and_report_tell_what_is_left_out(machine: Machine, tmp_path: Path) -> None:
     set_template(machine, "no-system.jinja")
-    round_ = machine.round(**data(tmp_path))
-    assert "sung" not in {prompt.id for prompt in round_.prompts}
-    notes = "\n".join(make_plan(round_).notes)
+    context = machine.round(**data(tmp_path))
+    assert "sung" not in {prompt.id for prompt in context.prompts}
+    notes = "\n".join(make_plan(context).notes)
     assert "prompts: 2 of 41 records" in notes
     assert "1 x is not JSON" in notes
     assert f"1 x is refused by the target's template ({tmp_path}/train.jsonl:40: no system messages)" in notes
     assert "evaluate.prompts: records of" in notes
     assert "4 x its tools" in notes
 
-    told = left_out(round_)
+    told = left_out(context)
     assert [(item.prompts, item.used, item.count, item.read) for item in told] == [
         ("prompts", False, 1, 41),
         ("prompts", False, 1, 41),
@@ -167,9 +167,9 @@ def test_plan_and_report_tell_what_is_left_out(machine: Machine, tmp_path: Path)
 
 
 def test_a_template_that_takes_all_leaves_nothing_out(machine: Machine, tmp_path: Path) -> None:
-    round_ = machine.round(**data(tmp_path) | {"prompts__count": 40})
-    assert "sung" in {prompt.id for prompt in round_.prompts}
-    assert [kind for tally in round_.left_out.values() for kind in tally.left_out] == ["is not JSON"]
+    context = machine.round(**data(tmp_path) | {"prompts__count": 40})
+    assert "sung" in {prompt.id for prompt in context.prompts}
+    assert [kind for tally in context.left_out.values() for kind in tally.left_out] == ["is not JSON"]
 
 
 def test_a_template_that_refuses_every_system_message_says_so_in_plan(machine: Machine, tmp_path: Path) -> None:
@@ -184,16 +184,16 @@ def test_given_conversations_that_the_template_refuses_are_left_out(machine: Mac
     records = [{"id": item["id"], "messages": [*item["messages"], answer]} for item in GOOD[:20]]
     twice = {"id": "twice", "messages": [*GOOD[0]["messages"], *records[1]["messages"]]}
     source = write(tmp_path / "p.jsonl", [*records, twice])
-    round_ = machine.round(prompts__source=source, prompts__count=20, generate__answers="given")
-    assert {prompt.id for prompt in round_.prompts} == {item["id"] for item in records}
+    context = machine.round(prompts__source=source, prompts__count=20, generate__answers="given")
+    assert {prompt.id for prompt in context.prompts} == {item["id"] for item in records}
 
 
 def test_prompts_are_chosen_anew_when_the_target_has_come(machine: Machine, tmp_path: Path) -> None:
     set_template(machine, "no-system.jinja")
     folder, away = machine.folder / "state" / "models" / NAME, tmp_path / "away"
     folder.rename(away)
-    round_ = machine.round(**data(tmp_path), prompts__max_left_out=1.0)
-    before = {prompt.id for prompt in round_.prompts}
+    context = machine.round(**data(tmp_path), prompts__max_left_out=1.0)
+    before = {prompt.id for prompt in context.prompts}
     away.rename(folder)
-    assert "sung" not in {prompt.id for prompt in round_.prompts}
+    assert "sung" not in {prompt.id for prompt in context.prompts}
     assert len(before) == 39

@@ -9,7 +9,7 @@ from infra.config.load import build_round, load_round, round_file
 from infra.config.round import RoundConfig
 from infra.config.settings import Settings
 from infra.errors import GateError
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.needs import extraction_window, longest_sample
 from infra.steps.plan import Plan, make_plan, plan_gate
 
@@ -41,7 +41,7 @@ def config(shape: dict[str, Any], **overrides: Any) -> RoundConfig:
 
 
 def plan(shape: dict[str, Any], **overrides: Any) -> Plan:
-    return make_plan(Round(config(shape, **overrides), Settings()))
+    return make_plan(RoundContext(config(shape, **overrides), Settings()))
 
 
 def samples_of(tokens: int, shape: dict[str, Any]) -> dict[str, Any]:
@@ -124,15 +124,15 @@ def test_memory_of_a_gpu_round_follows_from_the_round() -> None:
 def test_a_gpu_round_wider_than_the_host_is_refused_and_a_right_one_passes() -> None:
     right, wide = config(LLAMA_8B), config(LLAMA_8B, extract__concurrency=4096, prompts__count=8000)
     free = {"rooms": ()}  # disk is not what this is about
-    plan_gate(right, make_plan(Round(right, Settings())).model_copy(update=free))
+    plan_gate(right, make_plan(RoundContext(right, Settings())).model_copy(update=free))
     with pytest.raises(GateError, match=r"of memory and 137 GB are free.*lower extract\.concurrency"):
-        plan_gate(wide, make_plan(Round(wide, Settings())).model_copy(update=free))
+        plan_gate(wide, make_plan(RoundContext(wide, Settings())).model_copy(update=free))
 
 
 def test_memory_of_a_cpu_round_holds_two_copies_and_the_window() -> None:
     smoke = load_round(round_file("smoke"))
     shape = smoke.target.shape
     assert shape is not None
-    found = make_plan(Round(smoke, Settings()))
+    found = make_plan(RoundContext(smoke, Settings()))
     assert found.gpu_bytes == 0
     assert found.memory_bytes == 2 * shape.weight_bytes + 4 * GIB + 128 * 512 * 4 * 576 * 2

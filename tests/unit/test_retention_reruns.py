@@ -11,7 +11,7 @@ from standin.stored_round import offered as offered_by_itself
 from infra.config.load import build_round, load_round, round_file
 from infra.config.round import RetentionConfig
 from infra.disk.retention import policies
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.states import make_live
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
@@ -38,14 +38,14 @@ def verified(rounds: RoundStore, key: str, samples: str = "s1") -> None:
     """As the verify step does it."""
     extracted(rounds, key)
     config = build_round(load_round(round_file("smoke")).model_dump(mode="json"), {})
-    round_ = SimpleNamespace(
+    context = SimpleNamespace(
         rounds=rounds,
         config=config,
         keys=SimpleNamespace(hidden=key, samples=samples),
         target=SimpleNamespace(revision="r"),
         versions={"vllm": "0.32.0"},
     )
-    make_live(cast(Round, round_))
+    make_live(cast(RoundContext, context))
 
 
 def offered(store: ObjectStore, name: str = "one") -> list[str]:

@@ -14,14 +14,14 @@ from infra.config.sampling import sampling_words
 from infra.config.settings import Settings
 from infra.engines.client.dialect import Sampling
 from infra.errors import ConfigError
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.sampling import sampling_notes
 from infra.targets.target import recommended_sampling
 
 QWEN = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05, "eos_token_id": 2}
 
 
-def round_of(tmp_path: Path, overrides: dict[str, Any]) -> Round:
+def round_of(tmp_path: Path, overrides: dict[str, Any]) -> RoundContext:
     settings = Settings(state_dir=tmp_path / "state", cache_dir=tmp_path / "cache", models_dir=tmp_path / "models")
     folder = settings.models_dir / NAME
     if not folder.is_dir():
@@ -29,7 +29,7 @@ def round_of(tmp_path: Path, overrides: dict[str, Any]) -> Round:
 
         random_llama(folder, 320, torch.float32)
         (folder / "generation_config.json").write_text(json.dumps(QWEN))
-    return Round(build_round(small_round(*write_prompts(tmp_path)), overrides), settings)
+    return RoundContext(build_round(small_round(*write_prompts(tmp_path)), overrides), settings)
 
 
 def test_what_the_target_recommends_is_told_and_not_used(tmp_path: Path) -> None:
@@ -42,10 +42,10 @@ def test_what_the_target_recommends_is_told_and_not_used(tmp_path: Path) -> None
 def test_what_the_round_takes_over_is_no_note(tmp_path: Path) -> None:
     values: dict[str, Any] = {name: value for name, value in QWEN.items() if name not in ("do_sample", "eos_token_id")}
     overrides = {f"{section}.{name}": value for section in ("generate", "evaluate") for name, value in values.items()}
-    round_ = round_of(tmp_path, overrides)
-    assert sampling_notes(round_) == []
-    assert Sampling.of(round_.config.evaluate, 8, seed=3) == Sampling(8, seed=3, **values)
-    assert "top_k 20, repetition_penalty 1.05" in sampling_words(round_.config.generate)
+    context = round_of(tmp_path, overrides)
+    assert sampling_notes(context) == []
+    assert Sampling.of(context.config.evaluate, 8, seed=3) == Sampling(8, seed=3, **values)
+    assert "top_k 20, repetition_penalty 1.05" in sampling_words(context.config.generate)
 
 
 def test_neutral_values_and_none_are_no_recommendation(tmp_path: Path) -> None:

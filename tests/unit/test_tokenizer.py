@@ -20,7 +20,7 @@ from infra.config.settings import Settings
 from infra.data.template import Chat
 from infra.errors import ConfigError
 from infra.machine.gpus.readings import GpuReport
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.preflight import faults
 from infra.steps.plan import make_plan
 from infra.targets.target import Target
@@ -339,6 +339,6 @@ def test_preflight_says_it_before_anything_is_made(tmp_path: Path) -> None:
     no_gpu = GpuReport(False, "no NVIDIA driver", "", ())
     assert any("it has no tokenizer, none of" in text for text in faults(config, settings, no_gpu))
     with pytest.raises(ConfigError, match="it has no tokenizer, none of"):
-        make_plan(Round(config, settings))
+        make_plan(RoundContext(config, settings))
     make_target(settings.models_dir / NAME)
     assert not any("tokenizer" in text for text in faults(config, settings, no_gpu))

@@ -81,6 +81,6 @@ def planted(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     flags = ["--enforce-eager", "--kv-transfer-config", json.dumps(transfer)]
     rung = {"name": "planted", "flags": flags, "env": env}
     (folder / "fault").write_text("")
-    round_ = smoke("vllm", settings, {"engines.vllm.ladder": [rung], "engines.vllm.dtype": "bfloat16"})
-    with extracting(round_) as serving:
+    context = smoke("vllm", settings, {"engines.vllm.ladder": [rung], "engines.vllm.dtype": "bfloat16"})
+    with extracting(context) as serving:
         yield Planted(serving, folder / "fault")

@@ -15,7 +15,7 @@ from infra.errors import GateError
 from infra.gates.convention import Truth, capture, compute_truth, convention_gate, measure
 from infra.report.gates import layers_table
 from infra.results import Convention
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.serving import Serving
 
 pytestmark = pytest.mark.timeout(900)
@@ -34,20 +34,20 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def round_(vllm: Serving) -> Round:
+def context(vllm: Serving) -> RoundContext:
     return vllm.round
 
 
 @pytest.fixture(scope="module")
-def bench(round_: Round) -> Bench:
-    tokens = [round_.chat.render(prompt.messages)[:96] for prompt in round_.prompts[:6]]
-    truth = compute_truth(round_, tokens)
+def bench(context: RoundContext) -> Bench:
+    tokens = [context.chat.render(prompt.messages)[:96] for prompt in context.prompts[:6]]
+    truth = compute_truth(context, tokens)
     assert truth.how == "whole, float32 on cpu", truth.why
     return Bench(tokens, truth)
 
 
-def test_streamed_states_equal_whole_ones(bench: Bench, round_: Round) -> None:
-    with Reference(round_.target, round_.settings, "streamed") as reference:
+def test_streamed_states_equal_whole_ones(bench: Bench, context: RoundContext) -> None:
+    with Reference(context.target, context.settings, "streamed") as reference:
         streamed = reference.states(bench.tokens)
     assert reference.how == "streamed, float32 on cpu"
     for one, other in zip(streamed, bench.truth.states, strict=True):

@@ -16,7 +16,7 @@ from standin.real_engines import SAMPLES
 from infra.drafter.job import CPU_ARGUMENTS
 from infra.engines.client.extraction import Extractor
 from infra.engines.client.front import Front
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.round.serving import Serving
 
 pytestmark = pytest.mark.timeout(900)
@@ -30,7 +30,7 @@ def serving(request: pytest.FixtureRequest) -> Serving:
 
 
 @pytest.fixture(scope="module")
-def round_(serving: Serving) -> Round:
+def context(serving: Serving) -> RoundContext:
     return serving.round
 
 
@@ -40,8 +40,8 @@ def extractor(serving: Serving) -> Extractor:
 
 
 @pytest.fixture(scope="module")
-def sequences(round_: Round) -> list[list[int]]:
-    return [round_.chat.render(prompt.messages) for prompt in round_.prompts[:SAMPLES]]
+def sequences(context: RoundContext) -> list[list[int]]:
+    return [context.chat.render(prompt.messages) for prompt in context.prompts[:SAMPLES]]
 
 
 def save_dataset(sequences: list[list[int]], folder: Path) -> None:
@@ -52,9 +52,9 @@ def save_dataset(sequences: list[list[int]], folder: Path) -> None:
 
 
 def test_generate_offline_data_gets_the_extractors_own_states(
-    round_: Round, extractor: Extractor, sequences: list[list[int]], tmp_path: Path
+    context: RoundContext, extractor: Extractor, sequences: list[list[int]], tmp_path: Path
 ) -> None:
-    model, target = str(round_.target.path), round_.target
+    model, target = str(context.target.path), context.target
     save_dataset(sequences, tmp_path / "dataset")
     with Front(extractor, model, target.shape.vocab_size, tmp_path / "front", concurrency=4) as front:
         command = [
@@ -72,7 +72,7 @@ def test_generate_offline_data_gets_the_extractors_own_states(
     for number, ids in enumerate(sequences):
         ours, theirs = extractor.extract(ids), load_file(tmp_path / "states" / f"hs_{number}.safetensors")
         assert theirs["token_ids"].tolist() == ids
-        assert theirs["hidden_states"].shape == (len(ids), len(round_.config.extract.taps) + 1, 576)
+        assert theirs["hidden_states"].shape == (len(ids), len(context.config.extract.taps) + 1, 576)
         # Requests that shared a batch differ from a lone one by rounding only.
         error = (
             theirs["hidden_states"].float() - ours.hidden_states.float()
@@ -82,18 +82,18 @@ def test_generate_offline_data_gets_the_extractors_own_states(
 
 
 def test_training_generates_the_states_it_lacks(
-    round_: Round, extractor: Extractor, sequences: list[list[int]], tmp_path: Path
+    context: RoundContext, extractor: Extractor, sequences: list[list[int]], tmp_path: Path
 ) -> None:
     """``speculators train --on-missing generate``, through our entry because the trainer alone has no CPU mode."""
-    model, events = str(round_.target.path), tmp_path / "events.jsonl"
+    model, events = str(context.target.path), tmp_path / "events.jsonl"
     save_dataset(sequences, tmp_path / "dataset")
-    with Front(extractor, model, round_.target.shape.vocab_size, tmp_path / "front", concurrency=4) as front:
+    with Front(extractor, model, context.target.shape.vocab_size, tmp_path / "front", concurrency=4) as front:
         command = [
             sys.executable, "-m", "infra.drafter.trainer_entry", "--events", str(events), "--device", "cpu",
             "--speculator-type", "eagle3", "--verifier-name-or-path", model, "--data-path", str(tmp_path / "dataset"),
             "--save-path", str(tmp_path / "draft"), "--log-dir", str(tmp_path / "logs"),
             "--hidden-states-backend", "file", "--on-missing", "generate", "--vllm-endpoint", f"{front.address}/v1",
-            "--train-data-ratio", "0.8", "--target-layer-ids", *map(str, round_.config.extract.taps),
+            "--train-data-ratio", "0.8", "--target-layer-ids", *map(str, context.config.extract.taps),
             "--draft-arch", "llama", "--num-layers", "1", "--full-attention-indices", "0", "--no-norm-before-residual",
             "--mask-token-id", "0", "--total-seq-len", "256", "--ttt-steps", "2", "--epochs", "1", *CPU_ARGUMENTS,
         ]  # fmt: skip

@@ -20,7 +20,7 @@ from infra.engines.client.client import Client, RequestRefused, Sampling
 from infra.engines.client.flights import Flights
 from infra.engines.registry import LaunchRequest, Server, engine_version, find_engine, start
 from infra.machine.processes.guarded import recorded
-from infra.round.context import Round
+from infra.round.context import RoundContext
 from infra.steps.generate import Asking, answers_wanted, generate
 from infra.store.answers import read_answers
 from infra.targets.target import Target
@@ -123,17 +123,17 @@ def test_a_run_without_a_draft_is_measured(client: Client) -> None:
 
 def test_the_generate_step_asks_sglang_as_it_asks_vllm(client: Client, settings: Settings) -> None:
     changes = {"serve_with": "sglang", "prompts.count": 6, "generate.max_tokens": 24, "generate.concurrency": 4}
-    round_ = Round(load_round(round_file("smoke-sglang"), changes), settings)
-    generate(round_, Asking(client, Flights()))
-    answers = read_answers(round_.store, round_.prefix("answers"))
-    assert len(answers) == answers_wanted(round_) >= 6
+    context = RoundContext(load_round(round_file("smoke-sglang"), changes), settings)
+    generate(context, Asking(client, Flights()))
+    answers = read_answers(context.store, context.prefix("answers"))
+    assert len(answers) == answers_wanted(context) >= 6
     for answer in answers.values():
         if answer.finish_reason == CUT:
             continue  # a later turn of a conversation that ended
         assert answer.status == "ok"
-        assert (answer.answer_ids[-1] in round_.chat.eos_ids) == (answer.finish_reason == "stop")
+        assert (answer.answer_ids[-1] in context.chat.eos_ids) == (answer.finish_reason == "stop")
         assert answer.finish_reason == "stop" or len(answer.answer_ids) == 24
-        assert answer.engine == f"sglang {round_.versions['sglang']}"
+        assert answer.engine == f"sglang {context.versions['sglang']}"
 
 
 def test_stopping_leaves_no_process(server: Server, settings: Settings) -> None:
