@@ -1,6 +1,7 @@
 """Servers of real engines that the tests of this folder share: a start costs more than all that is asked of one.
 
 Each is the smoke round's extracting server, and so is right for every comparison of states. Two are wrong on purpose.
+They end with the folder's last test, for each holds 3 GB.
 """
 
 import json
@@ -21,7 +22,7 @@ PLANTED = Path(__file__).parent / "planted"
 SHIFTED_IDS = [3, 16, 28, 30]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def sglang_environment() -> Path:
     """The Python of SGLang's environment; its tests are skipped without one, as not every index has its packages."""
     try:
@@ -30,7 +31,7 @@ def sglang_environment() -> Path:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def vllm(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """vLLM, launched as every round launches it."""
     settings = Settings(state_dir=tmp_path_factory.mktemp("vllm"), models_path=models)
@@ -38,7 +39,7 @@ def vllm(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         yield serving
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def sglang(sglang_environment: Path, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """SGLang with small chunks, so that most prompts of the tests are worked on in pieces."""
     settings = Settings(state_dir=tmp_path_factory.mktemp("sglang"), models_path=models)
@@ -47,7 +48,7 @@ def sglang(sglang_environment: Path, models: Path, tmp_path_factory: pytest.Temp
         yield serving
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shifted(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """vLLM whose rung makes it capture other layers than were asked for: the last flag wins."""
     speculation = {
@@ -61,7 +62,7 @@ def shifted(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield serving
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def planted(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planted]:
     """vLLM in bfloat16, with the connector of ``planted/``."""
     folder = tmp_path_factory.mktemp("planted")
