@@ -65,7 +65,7 @@ class VersionedEngine(StandInEngine):
 @pytest.fixture(autouse=True)
 def _versioned(monkeypatch: pytest.MonkeyPatch) -> None:
     for engine in (vllm, sglang):
-        variable = VARIABLE.format(engine.ENGINE.name.upper())
+        variable = VARIABLE.format(engine.__name__.split(".")[-2].upper())
         monkeypatch.setattr(engine, "ENGINE", VersionedEngine(variable, engine.ENGINE))
 
 
