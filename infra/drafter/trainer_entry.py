@@ -59,6 +59,11 @@ class Events(logging.Handler):
             with self.path.open("a") as stream:
                 stream.write(json.dumps(event) + "\n")
 
+    def validated(self, epoch: int) -> bool:
+        """Whether the validation of an epoch is among the events."""
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        return any("val" in event and event.get("epoch") == epoch for event in map(json.loads, lines))
+
 
 class StoreTrainer(speculators_trainer.Trainer):
     """speculators' trainer with an exact step budget, whole checkpoints and no silent interruption."""
@@ -76,9 +81,10 @@ class StoreTrainer(speculators_trainer.Trainer):
         steps = self._steps_by_epoch()
         self.config = self.config._replace(num_epochs=len(steps))
         self.events.write({"plan": {"steps": steps, "resumed_at": self.global_step, "epoch": self.current_epoch}})
-        if self.current_epoch >= len(steps):
-            # Killed after the last checkpoint and before its validation.
-            self.maybe_update_best(len(steps) - 1, self.val_epoch(len(steps) - 1))
+        behind = min(self.current_epoch, len(steps)) - 1
+        if behind >= 0 and self._resume_local_step == 0 and not self.events.validated(behind):
+            # Killed after the epoch's last checkpoint and before its validation: the best checkpoint depends on it.
+            self.maybe_update_best(behind, self.val_epoch(behind))
         super().run_training()
         self.events.write({"done": {"global_step": self.global_step}})
 

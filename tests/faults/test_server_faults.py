@@ -107,7 +107,7 @@ def test_a_server_that_dies_in_the_middle_is_started_anew_and_no_state_is_lost(
     states(context, ledger)
 
     assert faulty_shards(context, deep=True) == {}
-    [step] = ledger.times
+    step = ledger.times[0]
     assert (step.reused, step.resumed, step.retried) == (False, False, False), "all of it is this run's own work"
     assert step.detail.startswith("0 of ")
     assert quarantined_samples(context) == []

@@ -32,6 +32,9 @@ from infra.machine.processes.guarded import Guarded, Spec, clean_environment
 
 log = logging.getLogger(__name__)
 
+END_SHOWS_SECONDS = 2.0
+END_POLL_SECONDS = 0.05
+
 POLL_SECONDS = 0.2
 STOP_GRACE_SECONDS = 5.0
 FREED_SECONDS = 120.0
@@ -142,10 +145,22 @@ class Server:
         except httpx.TimeoutException:
             return
         except httpx.TransportError as error:
+            # A killed server refuses connections a moment before its end is seen here.
+            if (status := self._end_within(END_SHOWS_SECONDS)) is not None:
+                raise EngineError(f"{self.purpose} ended: {self._why(status)}", fix=f"read {self.log}") from error
             raise EngineError(f"{self.purpose} does not answer: {error}", fix=f"read {self.log}") from error
         if answer.status_code >= 500:
             why = self._engine.cause(last_lines(self.log)) or "its engine is dead"
             raise EngineError(f"{self.purpose} answers {answer.status_code}: {why}", fix=f"read {self.log}")
+
+    def _end_within(self, seconds: float) -> int | None:
+        """Exit status of the server's process, waited for so long; None while it lives."""
+        deadline = time.monotonic() + seconds
+        while self._process is not None:
+            if (status := self._process.poll()) is not None or time.monotonic() > deadline:
+                return status
+            time.sleep(END_POLL_SECONDS)
+        return None
 
     @property
     def ended(self) -> bool:
