@@ -212,6 +212,8 @@ def _environment(request: LaunchRequest, version: str) -> dict[str, str]:
     if request.config.device == "cpu":
         # A waiting OpenMP thread must not spin on a core that SGLang's other processes need.
         env |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(cpu_count()), "OMP_WAIT_POLICY": "PASSIVE"}
+        # Penalties are compiled, and the compiler dies of the stand-in for triton.
+        env["TORCH_COMPILE_DISABLE"] = "1"
         path.append(STAND_INS)
     if path:
         env["PYTHONPATH"] = ":".join(map(str, path))
