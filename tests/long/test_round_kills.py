@@ -403,7 +403,7 @@ def test_a_round_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
     assert mine.keys() == others.keys()
     assert [path for path in mine if mine[path] != others[path]] == []
     assert beside_the_store(killed) == beside_the_store(calm)
-    assert training(killed)["resumed"] == any(step == "train" for kills in planned for _, step in kills)
+    assert (training(killed)["resumed"] > 0) == any(step == "train" for kills in planned for _, step in kills)
 
     # In flight at a kill: as many answers as there are requests at once; and a shard, what is asked for ahead of it,
     # and the samples that are then tried alone.
