@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from infra.config.json_file import read_json
 from infra.errors import ConfigError
@@ -52,7 +52,10 @@ def open_tokenizer(folder: Path, target: str, trust_remote_code: bool) -> Any:
         _offer_moved_names()
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=trust_remote_code
+            str(folder),
+            config=_config(folder, trust_remote_code),
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
         )
         ids = tokenizer(PROBE, add_special_tokens=False)["input_ids"]
     except Exception as error:  # of damaged files and foreign code these libraries raise whatever comes
@@ -115,6 +118,19 @@ def _template(tokenizer: Any, folder: Path, target: str) -> Any:
     if found and not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"the chat template of target {target} is no text: {found!r:.80}")
     return found or None
+
+
+def _config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
+    """What transformers chooses the tokenizer's class by: the target's config, else a bare one of its family.
+
+    Left alone, it reads the fields of a family that it does not know into a bare config as well, and rope fields that
+    want others beside them (Kimi-K2's) end that with an AttributeError.
+    """
+    try:
+        return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
+    except (ValueError, OSError):
+        named = {name: read_json(folder / "config.json").get(name) for name in ("model_type", "tokenizer_class")}
+        return PreTrainedConfig(**{name: value for name, value in named.items() if value is not None})
 
 
 def _offer_moved_names() -> None:

@@ -51,8 +51,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "glm4-moe": (UNKNOWN, ""),
     "minimax-m2": ("vllm 0.33.0 numbers the captured layers", ""),
     "deepseek-v3": (LATENT, ""),
-    # transformers opens no tokenizer beside a config whose code is not trusted and whose family it does not know.
-    "kimi-k2": ("the tokenizer of target kimi-k2 cannot be loaded", "the tokenizer of target kimi-k2 cannot be loaded"),
+    "kimi-k2": (LATENT, ""),
     "kimi-k25": (LATENT, ""),
     "config-with-code": (LATENT, ""),
     "gpt2-names": ("config.json|final norm", "config.json|final norm"),
