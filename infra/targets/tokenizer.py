@@ -129,8 +129,9 @@ def _config(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
     except (ValueError, OSError):
-        named = {name: read_json(folder / "config.json").get(name) for name in ("model_type", "tokenizer_class")}
-        return PreTrainedConfig(**{name: value for name, value in named.items() if value is not None})
+        path = folder / "config.json"
+        raw = read_json(path) if path.is_file() else {}
+        return PreTrainedConfig(**{name: raw[name] for name in ("model_type", "tokenizer_class") if raw.get(name)})
 
 
 def _offer_moved_names() -> None:

@@ -230,6 +230,14 @@ def bpe() -> dict[str, object]:
     }
 
 
+@pytest.mark.parametrize("case", sorted(path.name for path in (CASES / "configs").iterdir()))
+def test_the_targets_config_does_not_keep_a_whole_tokenizer_shut(case: str, tmp_path: Path) -> None:
+    """Kimi-K2's is of a family that transformers does not know, with rope fields that a bare config refuses."""
+    folder = make_target(tmp_path).path
+    shutil.copy(CASES / "configs" / case, folder / "config.json")
+    assert Chat(target(folder)).render(HELLO)
+
+
 @pytest.mark.parametrize(
     ("family", "kind", "files"),
     [
