@@ -2,6 +2,10 @@
 
 import time
 from pathlib import Path
+from typing import Literal
+
+Gate = Literal["plan", "data", "parity", "convention", "capture", "training", "serving", "disk"]
+"""The gates; docs/architecture.md says when each stops and where it stands."""
 
 
 class Eagle3Error(Exception):
@@ -76,9 +80,9 @@ class GateError(Eagle3Error):
     """A gate stopped the round.
 
     Args:
-        gate: the gate's name as in the design (plan, data, capture, training, serving ...).
+        gate: which one.
     """
 
-    def __init__(self, gate: str, what: str, *, expected: str = "", fix: str = "") -> None:
+    def __init__(self, gate: Gate, what: str, *, expected: str = "", fix: str = "") -> None:
         self.gate = gate
         super().__init__(f"{gate} gate: {what}", expected=expected, fix=fix)

@@ -3,7 +3,7 @@
 import re
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -18,6 +18,7 @@ from infra.config.load import build_round, load_round, round_file
 from infra.config.round import RoundConfig
 from infra.config.settings import Settings
 from infra.environments.descriptions import descriptions
+from infra.errors import Gate
 
 CHECKOUT = round_file("smoke").parents[2]
 PAGES = {
@@ -221,15 +222,17 @@ def test_a_bound_a_default_and_a_knob_are_told() -> None:
     assert "| `name` | text | must be given |" in page
 
 
+def test_the_table_of_gates_has_each_gate() -> None:
+    section = PAGES["docs/architecture.md"].split("\n## Gates\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| (\w+) \|", section, re.MULTILINE)) == {"gate", *get_args(Gate)}
+
+
 MESSAGES = re.findall(r"^\| `([^|]+?)`(?:, `|[^|`]*\|)", PAGES["docs/troubleshooting.md"], re.MULTILINE)
 
 
 @pytest.mark.parametrize("message", MESSAGES)
 def test_every_message_that_is_explained_is_said(message: str) -> None:
-    pieces = re.split(
-        r"\.\.\.|\b[NMK]\b|[+-]?\d+|\w+=\w+://|^(?:plan|data|convention|parity|capture|training|serving|disk) gate: ",
-        message,
-    )
+    pieces = re.split(rf"\.\.\.|\b[NMK]\b|[+-]?\d+|\w+=\w+://|^(?:{'|'.join(get_args(Gate))}) gate: ", message)
     for piece in (piece.strip(" :;,") for piece in pieces):
         assert piece in SAID, piece
 
