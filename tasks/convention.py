@@ -5,7 +5,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from infra.gates import convention as steps
 from infra.report.figures import data_uri
-from infra.report.gates import layers_figure, layers_table, layers_text
+from infra.report.layers import layers_figure, layers_table, layers_text
 from infra.results import Convention
 from infra.round import stored
 from infra.round.context import RoundContext

@@ -6,7 +6,7 @@ from infra.drafter.acceptance import serving_gate
 from infra.results import Evaluation
 from infra.round import stored
 from infra.round.context import RoundContext
-from infra.round.layouts import draft_folder, served_draft
+from infra.round.draft_layouts import draft_folder, served_draft
 from infra.round.ledger import Ledger, Step
 from infra.round.serving import Serving
 from infra.steps import evaluate as steps

@@ -12,7 +12,7 @@ from infra.gates import parity as steps
 from infra.gates.agreement import Side
 from infra.machine.gpus.readings import gpus
 from infra.report.figures import data_uri
-from infra.report.gates import parity_figure, parity_table, parity_text
+from infra.report.layers import parity_figure, parity_table, parity_text
 from infra.results import Parity
 from infra.round import stored
 from infra.round.context import RoundContext

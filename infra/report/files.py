@@ -1,7 +1,7 @@
 """The report as the files that lie in the store, and as one text for the UI."""
 
 from infra.report.figures import all_figures, data_uri
-from infra.report.gates import layers_figure, parity_figure
+from infra.report.layers import layers_figure, parity_figure
 from infra.report.markdown import report as render
 from infra.results import Report
 

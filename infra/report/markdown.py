@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from infra.report.drafts import layouts_table, others_table
-from infra.report.gates import layers_table, layers_text, parity_table, parity_text
+from infra.report.layers import layers_table, layers_text, parity_table, parity_text
 from infra.report.wording import (
     PROMPTS,
     SAME_SPEED,

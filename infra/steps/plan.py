@@ -13,7 +13,7 @@ from infra.errors import ConfigError, EngineError, EnvironmentBuildError, GateEr
 from infra.machine.host import folder_bytes, memory_available
 from infra.round.checks import draft_by_round
 from infra.round.context import RoundContext
-from infra.round.layouts import layout_note
+from infra.round.draft_layouts import layout_note
 from infra.round.needs import draft_size, memory_needed, training_disk
 from infra.round.rates import STARTS, Rates, Work, learnt_rates, reference_rates
 from infra.round.sampling import sampling_notes

@@ -7,7 +7,7 @@ from pathlib import Path
 from infra.errors import StoreError
 from infra.results import Report
 from infra.round.context import RoundContext
-from infra.round.layouts import draft_folder, draft_for
+from infra.round.draft_layouts import draft_folder, draft_for
 from infra.round.publication import PUBLICATION, Publication, published_prefix
 
 

@@ -10,7 +10,7 @@ from infra.errors import StoreError
 from infra.results import REPORT, Evaluation, LeftOut, OtherRound, Report, Training
 from infra.round import stored
 from infra.round.context import RoundContext
-from infra.round.layouts import layouts
+from infra.round.draft_layouts import layouts
 from infra.round.ledger import Ledger
 from infra.round.publication import draft_name, published_prefix, publishing_rounds
 from infra.round.rates import STARTS, Rates, learn

@@ -19,7 +19,7 @@ from infra.engines.client.bench import run, summary
 from infra.engines.client.client import Sampling
 from infra.errors import StoreError
 from infra.round.context import RoundContext
-from infra.round.layouts import draft_folder, served_draft
+from infra.round.draft_layouts import draft_folder, served_draft
 from infra.round.serving import Serving
 from infra.round.stored import training as stored_training
 from infra.steps.evaluate import prompt_sets

@@ -25,7 +25,7 @@ from infra.round.checks import (
     refusals,
     trainer_opens_target,
 )
-from infra.round.layouts import layout_note
+from infra.round.draft_layouts import layout_note
 from infra.targets.target import Target, read_shape, target_revision
 
 CASES = Path(__file__).resolve().parents[1] / "cases"

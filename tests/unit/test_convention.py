@@ -18,7 +18,7 @@ from infra.engines.reference.process import ReferenceStates
 from infra.errors import GateError
 from infra.gates.convention import Truth, convention_gate, measure, unchecked
 from infra.report import markdown
-from infra.report.gates import layers_figure, layers_table, layers_text
+from infra.report.layers import layers_figure, layers_table, layers_text
 from infra.round.context import RoundContext
 
 TAPS = (1, 2, 3)

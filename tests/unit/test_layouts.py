@@ -17,7 +17,7 @@ from infra.engines.sglang.layer_ids import NUMBERING
 from infra.errors import EngineError
 from infra.machine.gpus.readings import GpuReport
 from infra.round.context import RoundContext
-from infra.round.layouts import layout_note
+from infra.round.draft_layouts import layout_note
 from infra.round.preflight import faults
 from infra.steps.plan import make_plan
 

@@ -14,7 +14,7 @@ from infra.gates.agreement import Layers, Side, compare
 from infra.gates.capture import Head
 from infra.gates.parity import alone, parity_gate
 from infra.report import markdown
-from infra.report.gates import parity_figure, parity_table, parity_text
+from infra.report.layers import parity_figure, parity_table, parity_text
 from infra.results import Parity
 from infra.targets.target import Target
 

@@ -17,8 +17,8 @@ from infra.errors import StoreError
 from infra.report.card import cards
 from infra.results import Report
 from infra.round.context import RoundContext
+from infra.round.draft_layouts import layouts, served_draft
 from infra.round.keys import StepKeys
-from infra.round.layouts import layouts, served_draft
 from infra.round.publication import publication_done, published_prefix, publishing_rounds
 from infra.steps.publish import publish as publish_cards
 from infra.targets.target import Target

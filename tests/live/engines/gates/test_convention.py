@@ -13,7 +13,7 @@ from standin.real_engines import Planted
 from infra.engines.reference.process import Reference
 from infra.errors import GateError
 from infra.gates.convention import Truth, capture, compute_truth, convention_gate, measure
-from infra.report.gates import layers_table
+from infra.report.layers import layers_table
 from infra.results import Convention
 from infra.round.context import RoundContext
 from infra.round.serving import Serving
