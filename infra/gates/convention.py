@@ -79,7 +79,7 @@ def capture(serving: Serving, tokens: Sequence[Sequence[int]]) -> list[States]:
         ExtractionFault: the engine gave something else than the states of these tokens.
         EngineError: it cannot be reached or fails.
     """
-    config = serving.round.config.extract
+    config = serving.context.config.extract
     extractor = serving.extractor(config.timeout_seconds)
     send = serving.flights.around(extractor.extract)
     return [states for _, states in run_ordered(tokens, send, min(config.concurrency, len(tokens)), len(tokens))]

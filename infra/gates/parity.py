@@ -88,7 +88,7 @@ def take(serving: Serving, tokens: Sequence[Sequence[int]]) -> Side:
         ExtractionFault: the engine gave something else than the states of these tokens.
         EngineError: it cannot be reached, fails, or does not tell its tokens.
     """
-    context, config = serving.round, serving.round.config
+    context, config = serving.context, serving.context.config
     client = serving.ready(config.extract.timeout_seconds)
     extractor = serving.extractor(config.extract.timeout_seconds)
     flight = min(config.extract.concurrency, len(tokens))

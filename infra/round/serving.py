@@ -41,7 +41,7 @@ class Serving:
         self, context: RoundContext, profile: Profile, draft: Path | None = None, engine: EngineName | None = None
     ) -> None:
         """A server that is not started yet; ``engine`` takes the place of the round's choice for the profile."""
-        self.round = context
+        self.context = context
         self.profile = profile
         self.engine = engine or (context.config.extract.engine if profile == "extract" else context.config.serve_with)
         self.staging = context.scratch / (f"staging-{engine}" if engine else "staging")
@@ -85,7 +85,7 @@ class Serving:
             if self.profile == "extract":
                 shutil.rmtree(self.staging, ignore_errors=True)
                 self.staging.mkdir(parents=True)
-            self._server = start(self.engine, self._request, self.round.settings)
+            self._server = start(self.engine, self._request, self.context.settings)
 
     def ready(self, timeout: float) -> Client:
         """A client of the live server; a server that died is started anew.
@@ -160,7 +160,7 @@ class Serving:
     def extractor(self, timeout: float) -> Extractor:
         """The extraction side of the live server, which is watched."""
         client = self.watched(timeout)
-        engine, version = find_engine(self.engine), self.round.versions[self.engine]
+        engine, version = find_engine(self.engine), self.context.versions[self.engine]
         return engine.extractor(client, self._request, version)
 
     @property

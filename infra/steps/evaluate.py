@@ -307,7 +307,7 @@ def _acceptance(total: chain.ChainCounts, parts: Sequence[chain.ChainCounts]) ->
 
 def _warm(serving: Serving, sets: Sequence[PromptSet]) -> Client:
     """A client of the server when it is ready and has answered a few prompts that count nowhere."""
-    client = serving.watched(serving.round.config.generate.timeout_seconds)
+    client = serving.watched(serving.context.config.generate.timeout_seconds)
     with _attended(serving):
         warm_up(client, sets[-1].prompts[:WARM_UP_PROMPTS], concurrency=WARM_UP_PROMPTS, flights=serving.flights)
     return client
@@ -318,7 +318,7 @@ def _serve(serving: Serving, client: Client, prompt_set: PromptSet, prompts: lis
         return run(
             client,
             prompts,
-            sampling=Sampling.of(serving.round.config.evaluate, prompt_set.max_tokens),
+            sampling=Sampling.of(serving.context.config.evaluate, prompt_set.max_tokens),
             concurrency=concurrency,
             flights=serving.flights,
         )

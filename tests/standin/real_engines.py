@@ -57,4 +57,4 @@ class Planted:
 
 def side(serving: Serving) -> Side:
     """What an engine makes of the smoke round's prompts, for the parity gate."""
-    return take(serving, prompt_sequences(serving.round))
+    return take(serving, prompt_sequences(serving.context))

@@ -31,7 +31,7 @@ def serving(request: pytest.FixtureRequest) -> Serving:
 
 @pytest.fixture(scope="module")
 def context(serving: Serving) -> RoundContext:
-    return serving.round
+    return serving.context
 
 
 @pytest.fixture(scope="module")

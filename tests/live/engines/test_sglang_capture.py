@@ -99,7 +99,7 @@ def test_states_equal_the_references_under_chunks_and_concurrency(
     for sequence, states in zip(sequences, found, strict=True):
         assert states.token_ids.tolist() == sequence
         layers = reference.layers(sequence)
-        for slot, tap in enumerate(sglang.round.config.extract.taps):
+        for slot, tap in enumerate(sglang.context.config.extract.taps):
             found_tap = states.hidden_states[:, slot]
             assert errors(found_tap, layers[tap]).max() < ROUNDING, (tap, len(sequence))
             if len(sequence) > 1:  # the first token's stream hardly changes from layer to layer

@@ -95,7 +95,7 @@ def test_states_equal_the_references_at_every_tap(vllm: Serving, client: Client,
     for sequence, found in zip(sequences, states, strict=True):
         assert found.token_ids.tolist() == sequence
         layers = reference.layers(sequence)
-        for slot, tap in enumerate((*vllm.round.config.extract.taps, target.shape.layers)):
+        for slot, tap in enumerate((*vllm.context.config.extract.taps, target.shape.layers)):
             error = median_error(found, slot, layers[tap])
             neighbours = [median_error(found, slot, layers[near]) for near in (tap - 1, tap + 1) if near < len(layers)]
             assert error < 0.08, (tap, len(sequence), error)

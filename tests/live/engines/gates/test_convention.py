@@ -30,12 +30,12 @@ class Bench:
 
     def measure(self, serving: Serving) -> Convention:
         """What the gate finds out about a server."""
-        return measure(serving.round, capture(serving, self.tokens), self.truth)
+        return measure(serving.context, capture(serving, self.tokens), self.truth)
 
 
 @pytest.fixture(scope="module")
 def context(vllm: Serving) -> RoundContext:
-    return vllm.round
+    return vllm.context
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_ids_shifted_by_one_stop_with_their_offset(bench: Bench, shifted: Servin
     with pytest.raises(GateError) as caught:
         convention_gate(found)
     sentence = "captured taps 3, 16, 28 where 2, 15, 27 were asked: ids are off by +1 for engine vllm version "
-    assert sentence + shifted.round.versions["vllm"] in str(caught.value)
+    assert sentence + shifted.context.versions["vllm"] in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def plain(vllm: Serving) -> Side:
 
 
 def test_the_same_engine_in_bfloat16_is_the_same_engine(vllm: Serving, plain: Side, planted: Planted) -> None:
-    found = judge(vllm.round, plain, side(planted.plant("")))
+    found = judge(vllm.context, plain, side(planted.plant("")))
     print(found.model_dump_json(indent=1))
     parity_gate(found)
     assert found.reference
@@ -30,11 +30,11 @@ def test_the_same_engine_in_bfloat16_is_the_same_engine(vllm: Serving, plain: Si
 def test_layers_that_are_off_by_one_are_named(vllm: Serving, plain: Side, shifted: Serving) -> None:
     with pytest.raises(GateError, match=r"tap 2 differs by .*gives tap 3 where 2 was asked: off by \+1; tap 15 .*"
                        r"gives tap 16 where 15 .*gives tap 28 where 27 .*layer_ids\.py"):  # fmt: skip
-        parity_gate(judge(vllm.round, plain, side(shifted)))
+        parity_gate(judge(vllm.context, plain, side(shifted)))
 
 
 def test_vllm_and_sglang_compute_the_same(vllm: Serving, plain: Side, sglang: Serving) -> None:
-    found = judge(vllm.round, plain, side(sglang))
+    found = judge(vllm.context, plain, side(sglang))
     print(found.model_dump_json(indent=1))
     parity_gate(found)
     assert found.conversations == SAMPLES
