@@ -20,7 +20,7 @@ from deployments.deploy import deploy
 from deployments.environment import api_url, client_environment, server_environment
 from deployments.upkeep import ensure_pool
 from infra.config.settings import Settings
-from infra.machine.detached import start_detached
+from infra.machine.detached import Detached, start_detached
 from infra.machine.host import free_port
 
 WITHIN = timedelta(seconds=20)
@@ -38,19 +38,31 @@ def waits() -> None:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return Settings(state_dir=tmp_path / "state")
+    return Settings(state_dir=tmp_path)
 
 
 @pytest.fixture
 def api(settings: Settings, tmp_path: Path) -> Iterator[str]:
-    port = free_port()
+    """A server as the stack starts it: the one that the tests share runs no automations."""
+    # Between the choice of a port and its use another process may take it.
+    url, server = next(filter(None, (start(settings, free_port(), tmp_path / "server.log") for _ in range(5))))
+    yield url
+    server.stop()
+
+
+def start(settings: Settings, port: int, log: Path) -> tuple[str, Detached] | None:
+    """A Prefect server that answers; None when somebody else has the port."""
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    server = start_detached(command, server_environment(settings, port), tmp_path, tmp_path / "server.log")
+    server = start_detached(command, server_environment(settings, port), log.parent, log)
     try:
-        wait_for(lambda: healthy(api_url(port)), "the Prefect server answers", 300)
-        yield api_url(port)
-    finally:
+        wait_for(lambda: healthy(api_url(port)), f"an answer; {log} tells more", 300, alive=lambda: server.alive)
+    except AssertionError:
         server.stop()
+        if "already in use" in log.read_text():
+            return None
+        print(log.read_text()[-5000:])
+        raise
+    return api_url(port), server
 
 
 def begin(client: SyncPrefectClient, name: str, tags: tuple[str, ...]) -> UUID:
@@ -102,7 +114,7 @@ def _execute(settings: Settings, api: str, run: UUID, folder: Path) -> "subproce
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         "PATH": os.environ["PATH"],
     }
-    return subprocess.Popen([sys.executable, "-m", "prefect.flow_engine"], env=environment, cwd=folder)
+    return subprocess.Popen([sys.executable, "-m", "prefect.engine"], env=environment, cwd=folder)
 
 
 def _beaten(client: SyncPrefectClient, run: UUID) -> bool:
