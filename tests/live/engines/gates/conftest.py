@@ -1,4 +1,4 @@
-"""Servers that are wrong on purpose; they end with this folder's last test, for each holds 3 GB."""
+"""Servers that are wrong on purpose; they end with this folder's last test, for each holds 2 GB."""
 
 import json
 from collections.abc import Iterator
@@ -14,6 +14,8 @@ from infra.round.serving import Serving
 
 PLANTED = Path(__file__).parent / "planted"
 SHIFTED_IDS = [3, 16, 28, 30]
+FLAGS = ["--enforce-eager", "--kv-cache-memory-bytes", str(256 << 20)]
+"""Few sequences are asked of them; what every round gives a server is 2 GiB."""
 
 
 @pytest.fixture(scope="package")
@@ -24,7 +26,7 @@ def shifted(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "num_speculative_tokens": 1,
         "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": SHIFTED_IDS}},
     }
-    rung = {"name": "shifted", "flags": ["--enforce-eager", "--speculative-config", json.dumps(speculation)]}
+    rung = {"name": "shifted", "flags": [*FLAGS, "--speculative-config", json.dumps(speculation)]}
     settings = Settings(state_dir=tmp_path_factory.mktemp("shifted"), models_path=models)
     with extracting(smoke("vllm", settings, {"engines.vllm.ladder": [rung]})) as serving:
         yield serving
@@ -47,7 +49,7 @@ def planted(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "PLANTED_FAULT": str(folder / "fault"),
         "PLANTED_TARGET": str(plain.target.path),
     }
-    flags = ["--enforce-eager", "--kv-transfer-config", json.dumps(transfer)]
+    flags = [*FLAGS, "--kv-transfer-config", json.dumps(transfer)]
     rung = {"name": "planted", "flags": flags, "env": env}
     (folder / "fault").write_text("")
     context = smoke("vllm", settings, {"engines.vllm.ladder": [rung], "engines.vllm.dtype": "bfloat16"})
