@@ -26,14 +26,15 @@ class Lanes(LoadScopeScheduling):
     """With ``-n LANES``, a lane that runs out of tests takes the next module, in the order of the command line.
 
     The modules of a folder within a tier share servers, which only one lane should start: it takes them together.
-    So does one lane take all that starts real engines: two lanes of them want more memory than a small machine has.
+    So does one lane take all that starts real engines, which its path says: two lanes of them want more memory than a
+    small machine has.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.split("::")[0]
         tests, tier, *folders, file = module.split("/")
-        if tier == "live" or "vllm" in file:
-            return f"{tests}/live"
+        if tier != "unit" and ("vllm" in file or "engines" in module):
+            return f"{tests}/engines"
         return "/".join((tests, tier, *folders)) if folders else module
 
     def _reschedule(self, node: Any) -> None:
