@@ -1,45 +1,68 @@
 """From a record, in whichever of the usual layouts, to a Prompt."""
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from decimal import Decimal
-from itertools import pairwise
+import re
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
-from uuid import UUID
 
-from infra.data.prompt import Message, Prompt, content_id
+from infra.data.prompt import Prompt, content_id
 from infra.data.tally import Unusable
+from infra.data.turns import RawMessage, asked_of, whole
+from infra.data.values import carried, decoded, filled, own_id, read_text
 
 Answers = Literal["target", "given"]
 
 LAYOUTS = (
-    "messages", "conversations", "turns", "prompt", "instruction", "conversation", "dialog", "dialogue",
-    "question", "query", "problem", "input", "inputs", "chosen", "data",
+    "messages", "conversations", "turns", "prompt", "instruction", "conversation", "dialog", "dialogue", "contents",
+    "chat", "question", "query", "problem", "input", "inputs", "chosen", "data", "text",
 )  # fmt: skip
-"""Fields that hold a conversation or a question; the first that can be one counts."""
+"""Fields that hold a conversation or a question, in any case; the first that can be one counts."""
 
-TALKS = ("messages", "conversations", "turns", "conversation", "dialog", "dialogue", "chosen", "data")
-ANSWERS = ("chosen", "completion", "response", "output", "solution", "answer", "targets", "target")
+TALKS = (
+    "messages", "conversations", "turns", "conversation", "dialog", "dialogue", "contents", "chat", "chosen", "data",
+    "text",
+)  # fmt: skip
+TEXTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("turns", "prompt"), ("user",)),
+    **dict.fromkeys(("data", "dialog", "dialogue"), ("user", "assistant")),
+}
+"""Who says what in a list of plain texts, in turn."""
+ENVELOPES = ("row", "body", "request", "input", "conversation")
+"""Fields in which some logs and exports hold the whole record."""
+ANSWERS = ("chosen", "completion", "response", "output", "solution", "generated_solution", "answer", "targets", "target",
+           "preferred_output")  # fmt: skip
 """A whole solution goes before its result, which data sets of problems have as `answer`."""
-FURTHER = ("input", "context")
-"""What a question in `instruction`, `question` or `query` is about."""
+FURTHER = {
+    **dict.fromkeys(("instruction", "question", "query"), ("input", "context")),
+    **dict.fromkeys(("input", "problem"), ("context",)),
+}
+"""What a question is about, in fields of their own, by the field of the question."""
 PAIRS = (("input", "output"), ("human", "assistant"), ("user", "assistant"), ("question", "answer"))
 """Fields of a question with its answer, as one object of a list."""
 SYSTEMS = ("system", "system_prompt")
 """A system message in a field of its own."""
+SPEAKERS = ("role", "from", "speaker")
+CONTENTS = ("content", "value", "text", "parts", "utterance")
 ROLES = {
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("user", "human", "prompter"), "user"),
-    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "ai", "model", "bot", "claude"), "assistant"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "ai", "model", "bot", "claude",
+                     "chatbot"), "assistant"),
     **dict.fromkeys(("tool", "function", "function_call", "function_response", "tool_call", "tool_response",
                      "observation", "ipython"), "tool"),
 }  # fmt: skip
-TEXT_PARTS = ("text", "input_text", "output_text")
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-CONTEXT = {"tools": "its tools", "functions": "its tools", "history": "its history", "documents": "its documents"}
-EMPTY_JSON = ("[]", "{}", "null")
+CONTEXT = {
+    "tools": "its tools", "functions": "its tools", "history": "its history", "documents": "its documents",
+    "choices": "its choices", "options": "its choices", "other_replies": "its other replies",
+}  # fmt: skip
+SWITCHES = ("on", "off")
+"""What data sets have in a field named as reasoning is, that says whether there is any."""
+TRANSCRIPTS = (
+    re.compile(r"(?:\A|\n\n)\s*(?P<role>Human|Assistant):"),
+    re.compile(r"###\s*(?P<role>Human|Assistant):"),
+)
+"""Before each message of a conversation that is one text (HH-RLHF, Guanaco)."""
 REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -58,104 +81,131 @@ def to_prompt(record: Any, answers: Answers) -> tuple[Prompt, list[str]]:
         record = {"messages": record}
     if not isinstance(record, Mapping):
         raise Unusable("is not a JSON object", type(record).__name__)
-    if any(_filled(record.get(name)) for name in MEDIA):
+    if any(filled(record.get(name)) for name in MEDIA):
         raise Unusable("has images, video or sound")
-    without = [what for name, what in CONTEXT.items() if _carried(record.get(name))]
-    if _filled(record.get("context")) and not isinstance(record["context"], str | bytes):
-        without.append("its context")
-    turns = _turns(record, answers)
-    opening, later = (_whole(turns), []) if answers == "given" else _asked(turns, without)
+    without = [what for name, what in CONTEXT.items() if carried(record.get(name))]
+    turns = _turns(_opened(record), answers, without)
+    opening, later = (whole(turns), []) if answers == "given" else asked_of(turns, without)
     if any(turn.named for turn in turns):
         without.append("names of speakers")
     meta = {
         name: value
         for name, value in record.items()
-        if name not in (*LAYOUTS, "id") and isinstance(value, str | int | float | bool)
+        if name != "id" and str(name).lower() not in LAYOUTS and isinstance(value, str | int | float | bool)
     }
-    own = _own_id(record.get("id"))
+    own = own_id(record.get("id"))
     prompt = Prompt(content_id(opening, later) if own is None else own, opening, later, meta)
     return prompt, list(dict.fromkeys(without))
 
 
-@dataclass(frozen=True)
-class _RawMessage:
-    """A message as the record has it: ``content`` may be anything."""
-
-    role: str
-    content: Any
-    named: bool = False
-    calls: bool = False
-    reasoning: bool = False
-    untrained: bool = False
-
-    def text(self) -> str:
-        return _text(self.content, {"user": "a question", "assistant": "an answer"}.get(self.role, "a system message"))
-
-    def message(self) -> Message:
-        return {"role": self.role, "content": self.text()}
+def _opened(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record with its fields' names in lower case too, and without an envelope around it."""
+    record = {**{str(name).lower(): value for name, value in record.items()}, **record}
+    for name in ENVELOPES:
+        inner = record.get(name)
+        if isinstance(inner, Mapping) and any(filled(inner.get(layout)) for layout in LAYOUTS):
+            return {**{key: value for key, value in record.items() if key != name}, **inner}
+    return record
 
 
-def _turns(record: Mapping[str, Any], answers: Answers) -> list[_RawMessage]:
+def _turns(record: Mapping[str, Any], answers: Answers, without: list[str]) -> list[RawMessage]:
     """All messages of a record, without empty system messages."""
-    filled = [name for name in LAYOUTS if _filled(record.get(name)) and (name != "data" or _are_texts(record[name]))]
-    layout = next((name for name in filled if name not in TALKS or _may_be_talk(record[name])), None)
-    layout = layout or next(iter(filled), None)
-    if layout is None:
-        empty = next((name for name in LAYOUTS if name in record and not _filled(record[name])), None)
-        if empty is not None:
-            raise Unusable(f"has an empty `{empty}`")
-        raise Unusable(f"has none of the fields {', '.join(LAYOUTS)}", f"it has {', '.join(map(str, record))}"[:120])
-    turns = _said(layout, record[layout], record)
-    if answers == "given" and layout not in TALKS:
-        if any(_filled(record.get(name)) for name in REASONING):
+    layout = _layout(record)
+    turns = _said(layout, record[layout], record, without)
+    if answers == "given" and (layout not in TALKS or turns[-1].role == "user"):
+        reasoning = (record.get(name) for name in REASONING)
+        if layout not in TALKS and any(filled(said) and said not in SWITCHES for said in reasoning):
             raise Unusable("has reasoning in a field of its own")
         if record.get("label") is False:
             raise Unusable("has answers that are not to be trained on")
-        turns = _answered(turns, record)
-    turns = [turn for turn in turns if turn.role != "system" or _filled(turn.content)]
+        turns = _answered(turns, record, {*ANSWERS} - {layout})
+    turns = [turn for turn in turns if turn.role != "system" or filled(turn.content)]
     said = (record.get(name) for name in SYSTEMS)
-    system = next((text for text in said if isinstance(text, str | bytes | list) and _filled(text)), None)
+    system = next((text for text in said if isinstance(text, str | bytes | list) and filled(text)), None)
     if system is not None and all(turn.role != "system" for turn in turns):
-        turns.insert(0, _RawMessage("system", system))
+        turns.insert(0, RawMessage("system", system))
     return turns
 
 
-def _said(layout: str, value: Any, record: Mapping[str, Any]) -> list[_RawMessage]:
-    value = _decoded(value)
-    if layout in TALKS and isinstance(value, str):
+def _layout(record: Mapping[str, Any]) -> str:
+    """The field that holds the conversation or the question."""
+    filled_ones = [name for name in LAYOUTS if filled(record.get(name)) and _is_layout(name, record[name])]
+    layout = next((name for name in filled_ones if name not in TALKS or _may_be_talk(record[name])), None)
+    layout = layout or next(iter(filled_ones), None)
+    if layout is not None:
+        return layout
+    empty = next((name for name in LAYOUTS if name in record and not filled(record[name])), None)
+    if empty is not None:
+        raise Unusable(f"has an empty `{empty}`")
+    raise Unusable(f"has none of the fields {', '.join(LAYOUTS)}", f"it has {', '.join(map(str, record))}"[:120])
+
+
+def _is_layout(name: str, value: Any) -> bool:
+    """Whether a field may be what its name says; `data` and `text` are names of all kinds of things."""
+    if name == "data":
+        return _are_texts(value) or _are_messages(value)
+    return name != "text" or bool(_transcript(value))
+
+
+def _said(layout: str, value: Any, record: Mapping[str, Any], without: list[str]) -> list[RawMessage]:
+    value = decoded(value)
+    if spoken := _transcript(value):
+        return spoken
+    if isinstance(value, str):
         value = _parsed(layout, value)
     if isinstance(value, Mapping):
         value = _by_row(layout, value)
     if isinstance(value, list):
-        if layout in ("turns", "data") and _are_texts(value):
-            roles = ("user", "user" if layout == "turns" else "assistant")
-            return [_RawMessage(roles[place % 2], item) for place, item in enumerate(value)]
+        if layout in TEXTS and _are_texts(value):
+            roles = TEXTS[layout]
+            return [RawMessage(roles[place % len(roles)], item) for place, item in enumerate(value)]
         if layout in TALKS and (pair := _pair(value)):
             return [
                 turn
                 for item in value
-                for turn in (_RawMessage("user", item[pair[0]]), _RawMessage("assistant", item[pair[1]]))
+                for turn in (RawMessage("user", item[pair[0]]), RawMessage("assistant", item[pair[1]]))
             ]
         if layout in TALKS or any(isinstance(item, Mapping) and _role(item) is not None for item in value):
             return [_turn(item, layout) for item in value]
     if layout in TALKS:
         raise Unusable(f"has `{layout}` that is no list of messages", type(value).__name__)
-    about = FURTHER if layout in ("instruction", "question", "query") else ()
-    extra = [record[name] for name in about if _filled(record.get(name))]
-    extra = [part for part in extra if isinstance(part, str | bytes) or part is not record.get("context")]
-    if not extra:
-        return [_RawMessage("user", value)]
-    return [_RawMessage("user", "\n\n".join(_text(part, "a question") for part in (value, *extra)))]
+    return [RawMessage("user", _question(layout, value, record, without))]
+
+
+def _question(layout: str, value: Any, record: Mapping[str, Any], without: list[str]) -> Any:
+    """A question with what it is about, each from its field."""
+    about = [name for name in FURTHER.get(layout, ()) if filled(record.get(name))]
+    texts = [record[name] for name in about if name != "context" or isinstance(record[name], str | bytes)]
+    if filled(record.get("context")) and record["context"] not in texts:
+        without.append("its context")
+    return "\n\n".join(read_text(part, "a question") for part in (value, *texts)) if texts else value
+
+
+def _transcript(value: Any) -> list[RawMessage]:
+    """The messages of a conversation that is one text; none where it is not one."""
+    value = value if isinstance(value, str) else ""
+    for marks in TRANSCRIPTS:
+        before, *rest = marks.split(value)
+        said = [RawMessage(ROLES[role.lower()], text.strip()) for role, text in zip(rest[::2], rest[1::2], strict=True)]
+        if not before.strip() and len({turn.role for turn in said}) == 2:
+            return said if said[-1].content else said[:-1]
+    return []
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(_decoded(item), str) or item is None for item in value)
+    return isinstance(value, list) and all(isinstance(decoded(item), str) or item is None for item in value)
+
+
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, Mapping) and _role(item) is not None for item in value)
 
 
 def _may_be_talk(value: Any) -> bool:
     """Whether a value may be a list of messages; a number may count them, and a text name them."""
-    value = _decoded(value)
-    return isinstance(value, list | Mapping) or (isinstance(value, str) and value.lstrip().startswith(("[", "{")))
+    value = decoded(value)
+    return isinstance(value, list | Mapping) or (
+        isinstance(value, str) and (value.lstrip().startswith(("[", "{")) or bool(_transcript(value)))
+    )
 
 
 def _pair(items: list[Any]) -> tuple[str, str] | None:
@@ -164,14 +214,16 @@ def _pair(items: list[Any]) -> tuple[str, str] | None:
     return next(found, None) if all(isinstance(item, Mapping) and _role(item) is None for item in items) else None
 
 
-def _answered(turns: list[_RawMessage], record: Mapping[str, Any]) -> list[_RawMessage]:
-    """The question with the answer that lies in a field of its own."""
-    name = next((name for name in ANSWERS if _filled(record.get(name))), None)
+def _answered(turns: list[RawMessage], record: Mapping[str, Any], names: Collection[str]) -> list[RawMessage]:
+    """A conversation with its last answer, which lies in a field of its own."""
+    name = next((name for name in ANSWERS if name in names and filled(record.get(name))), None)
     if name is None:
-        raise Unusable("has no answer")
-    value = _decoded(record[name])
+        return turns
+    value = decoded(record[name])
+    if spoken := _transcript(value):
+        return spoken
     if isinstance(value, str):
-        return [*turns, _RawMessage("assistant", value)]
+        return [*turns, RawMessage("assistant", value)]
     if isinstance(value, Mapping):
         value = _by_row(name, value)
     if not isinstance(value, list):
@@ -181,9 +233,15 @@ def _answered(turns: list[_RawMessage], record: Mapping[str, Any]) -> list[_RawM
 
 
 def _parsed(layout: str, text: str) -> Any:
+    """Messages that are stored as JSON text; a question stays the text that it is."""
+    if layout not in TALKS and not text.lstrip().startswith("["):
+        return text
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        return value if layout in TALKS or _are_messages(value) else text
     except (ValueError, RecursionError) as error:
+        if layout not in TALKS:
+            return text
         raise Unusable(f"has `{layout}` that is text but not JSON", f"{text[:30]!r}") from error
 
 
@@ -196,148 +254,24 @@ def _by_row(layout: str, columns: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _role(item: Mapping[str, Any]) -> Any:
-    return _decoded(item.get("role") or item.get("from"))
+    return decoded(next((item[name] for name in SPEAKERS if item.get(name)), None))
 
 
-def _turn(item: Any, layout: str) -> _RawMessage:
+def _turn(item: Any, layout: str) -> RawMessage:
     if not isinstance(item, Mapping):
         raise Unusable(f"has `{layout}` with messages that are no objects", type(item).__name__)
     said = _role(item)
+    if said is None and layout == "turns":
+        said = "user"
     role = ROLES.get(said.strip().lower()) if isinstance(said, str) else None
     if role is None:
         raise Unusable("has a message of a role that is not known", f"{said!r:.40}")
-    content = next((item[name] for name in ("content", "value", "text") if item.get(name) is not None), None)
-    return _RawMessage(
+    content = next((item[name] for name in CONTENTS if item.get(name) is not None), None)
+    return RawMessage(
         role=role,
         content=content,
-        named=role in ("system", "user") and _filled(item.get("name")),
-        calls=any(_carried(item.get(name)) for name in ("tool_calls", "function_call")),
-        reasoning=any(_filled(item.get(name)) for name in REASONING),
+        named=role in ("system", "user") and filled(item.get("name")),
+        calls=any(carried(item.get(name)) for name in ("tool_calls", "function_call")),
+        reasoning=any(filled(item.get(name)) for name in REASONING),
         untrained=item.get("weight") in (0, "0") or item.get("train") is False,
     )
-
-
-def _asked(turns: list[_RawMessage], without: list[str]) -> tuple[list[Message], list[str]]:
-    """(system message and first question, later questions); answers are not looked at."""
-    opening: list[Message] = []
-    asked: list[str] = []
-    for turn in turns:
-        if turn.role == "user":
-            asked.append(turn.text())
-        elif turn.role == "assistant" and not asked:
-            raise Unusable("begins with an answer")
-        elif turn.role == "tool" or turn.calls:
-            if not asked:
-                raise Unusable("begins with a tool")
-            without.append("what follows a call of a tool")
-            break
-        elif turn.role == "system":
-            if asked:
-                without.append("what follows a system message in the middle")
-                break
-            if opening:
-                raise Unusable("has two system messages")
-            opening.append(turn.message())
-    if not asked:
-        raise Unusable("has no question")
-    return [*opening, {"role": "user", "content": asked[0]}], asked[1:]
-
-
-def _whole(turns: list[_RawMessage]) -> list[Message]:
-    """The whole conversation: an optional system message, the user, and never two answers in a row."""
-    roles = [turn.role for turn in turns]
-    spoken = roles[1:] if roles[:1] == ["system"] else roles
-    if "tool" in roles or any(turn.calls for turn in turns):
-        raise Unusable("has calls of tools")
-    if "user" not in spoken:
-        raise Unusable("has no question")
-    if "system" in spoken:
-        raise Unusable("has two system messages" if spoken[0] == "system" else "has a system message in the middle")
-    if spoken[0] == "assistant":
-        raise Unusable("begins with an answer")
-    if ("assistant", "assistant") in pairwise(spoken):
-        raise Unusable("has two answers in a row")
-    if spoken[-1] != "assistant":
-        raise Unusable("does not end with an answer" if "assistant" in spoken else "has no answer")
-    if any(turn.reasoning for turn in turns):
-        raise Unusable("has reasoning in a field of its own")
-    if any(turn.untrained for turn in turns if turn.role == "assistant"):
-        raise Unusable("has answers that are not to be trained on")
-    return [turn.message() for turn in turns]
-
-
-def _text(value: Any, what: str) -> str:
-    value = _decoded(value)
-    if isinstance(value, list):
-        kinds = [part.get("type") if isinstance(part, Mapping) else type(part).__name__ for part in value]
-        if any(kind not in TEXT_PARTS for kind in kinds):
-            raise Unusable(f"has {what} with parts that are not text", ", ".join(sorted(set(map(str, kinds))))[:60])
-        texts = [part.get("text") for part in value]
-        if not all(isinstance(text, str | None) for text in texts):
-            raise Unusable(f"has {what} with parts that are not text", "text in text")
-        value = "".join(text or "" for text in texts)
-    if value is None or (isinstance(value, str) and not value.strip()):
-        raise Unusable(f"has {what} that is blank")
-    if not isinstance(value, str):
-        raise Unusable(f"has {what} that is not text", type(value).__name__)
-    _check_unicode(value)
-    return value
-
-
-def _check_unicode(text: str) -> None:
-    """JSON can spell half a surrogate pair, which is no character: neither tokenizers nor stores take it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise Unusable(
-            "has text that is not Unicode", f"{text[error.start]!r} at character {error.start}, half an emoji"
-        ) from error
-
-
-def _decoded(value: Any) -> Any:
-    """Text that a Parquet file holds as bytes, as some writers do."""
-    if not isinstance(value, bytes):
-        return value
-    try:
-        return value.decode()
-    except UnicodeDecodeError as error:
-        raise Unusable("has bytes where text should be") from error
-
-
-def _carried(value: Any) -> bool:
-    """Whether a field that may be JSON as text says anything."""
-    return _filled(value) and not (isinstance(value, str) and value.strip() in EMPTY_JSON)
-
-
-def _filled(value: Any) -> bool:
-    """Whether a field says anything; a table has an object of nothing but nulls where a record had none."""
-    if isinstance(value, str):
-        return bool(value.strip())
-    if isinstance(value, Mapping):
-        return any(_filled(part) for part in value.values())
-    if isinstance(value, list):
-        return any(_filled(part) for part in value)
-    return value is not None and value not in (b"", False)
-
-
-def _own_id(value: Any) -> str | None:
-    """A record's own id as text; None where it has none that could name it.
-
-    A whole number counts as the same id however it is stored: tables turn whole numbers into floats where one is
-    missing.
-    """
-    if isinstance(value, bytes):
-        text = value.decode("utf-8", "replace")
-        value = text if text.isprintable() and "\ufffd" not in text else value.hex()
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return None
-        value = int(value) if value.is_integer() else repr(value)
-    if isinstance(value, bool) or not isinstance(value, str | int | Decimal | UUID):
-        return None
-    text = str(value)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return None
-    return text if text.strip() else None
