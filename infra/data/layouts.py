@@ -29,8 +29,10 @@ TEXTS: dict[str, tuple[str, ...]] = {
 """Who says what in a list of plain texts, in turn."""
 ENVELOPES = ("row", "body", "request", "input", "conversation")
 """Fields in which some logs and exports hold the whole record."""
-ANSWERS = ("chosen", "completion", "response", "output", "solution", "generated_solution", "answer", "targets", "target",
-           "preferred_output")  # fmt: skip
+ANSWERS = (
+    "chosen", "completion", "response", "output", "solution", "generated_solution", "answer", "targets", "target",
+    "preferred_output",
+)  # fmt: skip
 """A whole solution goes before its result, which data sets of problems have as `answer`."""
 FURTHER = {
     **dict.fromkeys(("instruction", "question", "query"), ("input", "context")),
@@ -59,8 +61,8 @@ CONTEXT = {
 SWITCHES = ("on", "off")
 """What data sets have in a field named as reasoning is, that says whether there is any."""
 TRANSCRIPTS = (
-    re.compile(r"(?:\A|\n\n)\s*(?P<role>Human|Assistant):"),
-    re.compile(r"###\s*(?P<role>Human|Assistant):"),
+    re.compile(r"(?:\A|\n\n)(?P<role>Human|Assistant):"),
+    re.compile(r"### ?(?P<role>Human|Assistant):"),
 )
 """Before each message of a conversation that is one text (HH-RLHF, Guanaco)."""
 REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -81,10 +83,11 @@ def to_prompt(record: Any, answers: Answers) -> tuple[Prompt, list[str]]:
         record = {"messages": record}
     if not isinstance(record, Mapping):
         raise Unusable("is not a JSON object", type(record).__name__)
+    record = _opened(record)
     if any(filled(record.get(name)) for name in MEDIA):
         raise Unusable("has images, video or sound")
     without = [what for name, what in CONTEXT.items() if carried(record.get(name))]
-    turns = _turns(_opened(record), answers, without)
+    turns = _turns(record, answers, without)
     opening, later = (whole(turns), []) if answers == "given" else asked_of(turns, without)
     if any(turn.named for turn in turns):
         without.append("names of speakers")
@@ -112,7 +115,7 @@ def _turns(record: Mapping[str, Any], answers: Answers, without: list[str]) -> l
     """All messages of a record, without empty system messages."""
     layout = _layout(record)
     turns = _said(layout, record[layout], record, without)
-    if answers == "given" and (layout not in TALKS or turns[-1].role == "user"):
+    if answers == "given" and (layout not in TALKS or any(turn.role == "user" for turn in turns[-1:])):
         reasoning = (record.get(name) for name in REASONING)
         if layout not in TALKS and any(filled(said) and said not in SWITCHES for said in reasoning):
             raise Unusable("has reasoning in a field of its own")
@@ -137,7 +140,10 @@ def _layout(record: Mapping[str, Any]) -> str:
     empty = next((name for name in LAYOUTS if name in record and not filled(record[name])), None)
     if empty is not None:
         raise Unusable(f"has an empty `{empty}`")
-    raise Unusable(f"has none of the fields {', '.join(LAYOUTS)}", f"it has {', '.join(map(str, record))}"[:120])
+    raise Unusable(
+        f"has none of the fields {', '.join(LAYOUTS)}",
+        f"it has {', '.join(dict.fromkeys(str(name).lower() for name in record))}"[:120],
+    )
 
 
 def _is_layout(name: str, value: Any) -> bool:
@@ -157,6 +163,8 @@ def _said(layout: str, value: Any, record: Mapping[str, Any], without: list[str]
         value = _by_row(layout, value)
     if isinstance(value, list):
         if layout in TEXTS and _are_texts(value):
+            if any(isinstance(record.get(name), list) and _are_texts(record[name]) for name in ANSWERS):
+                raise Unusable(f"has many answers beside a list of texts in `{layout}`")
             roles = TEXTS[layout]
             return [RawMessage(roles[place % len(roles)], item) for place, item in enumerate(value)]
         if layout in TALKS and (pair := _pair(value)):
@@ -183,11 +191,11 @@ def _question(layout: str, value: Any, record: Mapping[str, Any], without: list[
 
 def _transcript(value: Any) -> list[RawMessage]:
     """The messages of a conversation that is one text; none where it is not one."""
-    value = value if isinstance(value, str) else ""
+    value = value.strip() if isinstance(value, str) else ""
     for marks in TRANSCRIPTS:
         before, *rest = marks.split(value)
         said = [RawMessage(ROLES[role.lower()], text.strip()) for role, text in zip(rest[::2], rest[1::2], strict=True)]
-        if not before.strip() and len({turn.role for turn in said}) == 2:
+        if not before and len({turn.role for turn in said}) == 2:
             return said if said[-1].content else said[:-1]
     return []
 
@@ -225,7 +233,7 @@ def _answered(turns: list[RawMessage], record: Mapping[str, Any], names: Collect
     if isinstance(value, str):
         return [*turns, RawMessage("assistant", value)]
     if isinstance(value, Mapping):
-        value = _by_row(name, value)
+        value = [value] if _are_messages([value]) else _by_row(name, value)
     if not isinstance(value, list):
         raise Unusable("has an answer that is not text", type(value).__name__)
     said = [_turn(item, name) for item in value]

@@ -12,6 +12,7 @@ from infra.data.layouts import Answers, to_prompt
 from infra.data.prompt import Message, Prompt, content_id, next_prompt, prompts_digest
 from infra.data.records import read_records
 from infra.data.tally import Tally, Unusable
+from infra.data.trees import with_trees_as_conversations
 from infra.errors import ConfigError
 
 __all__ = ["Message", "Prompt", "content_id", "load_prompts", "next_prompt", "prompts_digest"]
@@ -75,7 +76,7 @@ def _builtin(config: PromptsConfig, answers: Answers) -> list[Prompt]:
 
 
 def _usable(config: PromptsConfig, answers: Answers, tally: Tally) -> Iterator[tuple[str, Prompt]]:
-    for place, record in read_records(config.source, tally):
+    for place, record in with_trees_as_conversations(read_records(config.source, tally)):
         tally.read += 1
         try:
             if isinstance(record, Unusable):

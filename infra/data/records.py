@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
@@ -19,6 +20,7 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 
+from infra.data.layouts import LAYOUTS
 from infra.data.parts import RecordFile, find_parts
 from infra.data.tally import Tally, Unusable
 from infra.errors import ConfigError
@@ -29,6 +31,10 @@ CHUNK_CHARACTERS = 1 << 20
 RECORD_CHARACTERS = 64 << 20
 """A record in a JSON list that is longer than this is taken for damage."""
 NOT_JSON = "is not JSON"
+HOLDERS = ("data", "rows", "records", "examples", "instances", "items", "samples", "prompts", "questions", "train")
+"""Fields in which an object that is a whole file holds its records."""
+SPACE = re.compile(r"\s*")
+_DECODER = json.JSONDecoder()
 
 
 def read_records(source: str, tally: Tally | None = None) -> Iterator[tuple[str, Any]]:
@@ -128,7 +134,7 @@ def _decompressed(plain: Any) -> Any:
         return bz2.BZ2File(plain)
     if head.startswith(b"\xfd7zXZ\0"):
         return lzma.LZMAFile(plain)
-    if head.startswith(b"\x28\xb5\x2f\xfd"):
+    if head.startswith(b"\x28\xb5\x2f\xfd") or (head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5):
         zstd: Any = pyarrow.CompressedInputStream(pyarrow.PythonFile(plain, mode="r"), "zstd")
         return io.BufferedReader(zstd)
     return plain
@@ -151,13 +157,37 @@ def _spans_lines(head: bytes) -> bool:
     first, newline, rest = head.lstrip().partition(b"\n")
     if first.rstrip() == b"{":
         return True
-    if not first.startswith(b"["):
+    if not first.startswith(b"[") and _list_inside(head.decode(errors="ignore")) is None:
         return False
     try:
         json.loads(first)
     except (ValueError, RecursionError):
         return True
     return not (newline and rest.strip())
+
+
+def _list_inside(text: str, at: int = 0) -> int | None:
+    """Where the records begin in an object that is there to hold them, as `{"data": [{...` does; None if it is none."""
+    try:
+        mark, at = "{", _skip(text, at)
+        while text.startswith(mark, at):
+            name, at = _DECODER.raw_decode(text, _skip(text, at + 1))
+            at = _skip(text, _skip(text, at) + 1)
+            if name in HOLDERS and text.startswith("[", at) and text.startswith("{", _skip(text, at + 1)):
+                return at + 1
+            if name in LAYOUTS:
+                return None
+            _, at = _DECODER.raw_decode(text, at)
+            mark, at = ",", _skip(text, at)
+    except (ValueError, RecursionError):
+        pass
+    return None
+
+
+def _skip(text: str, at: int) -> int:
+    """The place of the next character that is no white space."""
+    found = SPACE.match(text, at)
+    return found.end() if found else at
 
 
 def _lines(name: str, stream: Any) -> Iterator[tuple[str, Any]]:
@@ -186,11 +216,15 @@ def _fault(error: Exception) -> str:
 
 
 def _values(name: str, stream: Any) -> Iterator[tuple[str, Any]]:
-    """The elements of one JSON list, or JSON values one after the other; one of them in memory at a time."""
+    """The elements of one JSON list, or JSON values one after the other; one of them in memory at a time.
+
+    The list may stand in an object that is there to hold it.
+    """
     with io.TextIOWrapper(stream, encoding="utf-8") as characters:
         text = _Window(name, characters)
-        in_list = text.next() == "["
-        if in_list:
+        held = text.enter_holder()
+        in_list = held or text.next() == "["
+        if in_list and not held:
             text.skip()
         for number in count(1):
             character = text.next()
@@ -203,6 +237,8 @@ def _values(name: str, stream: Any) -> Iterator[tuple[str, Any]]:
             if text.next() == "," and in_list:
                 text.skip()
         text.skip()
+        if held:
+            text.leave_holder()
         if text.next():
             raise ConfigError(f"{name}:{text.line} goes on after its list ends", expected="one list of records")
 
@@ -213,7 +249,6 @@ class _Window:
     def __init__(self, name: str, stream: io.TextIOWrapper) -> None:
         self._name, self._stream = name, stream
         self._text, self._at = "", 0
-        self._decoder = json.JSONDecoder()
         self.line = 1
 
     def next(self) -> str:
@@ -239,7 +274,7 @@ class _Window:
         """
         while True:
             try:
-                value, end = self._decoder.raw_decode(self._text, self._at)
+                value, end = _DECODER.raw_decode(self._text, self._at)
                 if end < len(self._text) or not self._more(CHUNK_CHARACTERS):
                     self.line += self._text.count("\n", self._at, end)
                     self._at = end
@@ -252,6 +287,45 @@ class _Window:
                     raise ConfigError(
                         f"{self._name}:{line} {NOT_JSON}: {_fault(error)}", fix="correct the file, or fetch it again"
                     ) from error
+
+    def enter_holder(self) -> bool:
+        """Go past `{"data": [` to the first record, where the text is an object that holds records."""
+        self.next()
+        inside = _list_inside(self._text, self._at)
+        if inside is None:
+            return False
+        self.line += self._text.count("\n", self._at, inside)
+        self._at = inside
+        return True
+
+    def leave_holder(self) -> None:
+        """Go past all that stands behind the records.
+
+        Raises:
+            ConfigError: the object does not end, or holds more that is asked of a target.
+        """
+        while self.next() == ",":
+            self._expect(",")
+            self.next()
+            name = self.value()
+            self._expect(":")
+            self.next()
+            value = self.value()
+            if name in LAYOUTS or (isinstance(value, list) and any(isinstance(item, dict) for item in value)):
+                raise ConfigError(
+                    f"{self._name}:{self.line} has more beside its list of records: {name!r:.60}",
+                    expected="one list of records in a file",
+                    fix="write each list to a file of its own",
+                )
+        self._expect("}")
+
+    def _expect(self, character: str) -> None:
+        if self.next() != character:
+            raise ConfigError(
+                f"{self._name}:{self.line} {NOT_JSON}: expecting {character!r}",
+                fix="correct the file, or fetch it again",
+            )
+        self.skip()
 
     def _more(self, characters: int) -> bool:
         """Read on; what is behind is forgotten. False at the end of the file."""

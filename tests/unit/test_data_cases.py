@@ -35,6 +35,7 @@ def refused(text: str) -> Fate:
 
 NO_ANSWER = refused("has no answer")
 TOOLS = "what follows a call of a tool"
+ORPHAN, OTHERS = "replies to a message that is not there", "its other replies"
 SYSTEM = "what follows a system message in the middle"
 CASES: dict[str, tuple[Fate, Fate]] = {
     # file: (answers: target, answers: given)
@@ -43,7 +44,9 @@ CASES: dict[str, tuple[Fate, Fate]] = {
     "cut.jsonl": (refused("cut.jsonl:21 is not JSON (unterminated string starting at), and the file ends there"),) * 2,
     "cut.jsonl.gz": (refused("cannot be read after"),) * 2,
     "float-ids.parquet": (Fate(4, "u"), NO_ANSWER),
+    "held-in-data.json": (Fate(20, "u"), Fate(20, "ua")),
     "ids-restart-per-shard.jsonl": (Fate(3, "u"), NO_ANSWER),
+    "hh-rlhf.jsonl": (Fate(20, "u", later=1), Fate(20, "uaua")),
     "lines-named.json": (Fate(20, "u"), Fate(20, "ua")),
     "lmsys-conversation-singular.jsonl": (Fate(5, "u"), Fate(5, "ua")),
     "magpie-layout.parquet": (Fate(10, "u"), Fate(10, "ua")),
@@ -52,6 +55,11 @@ CASES: dict[str, tuple[Fate, Fate]] = {
     "mtbench.jsonl": (Fate(8, "u", later=1), NO_ANSWER),
     "null-first.parquet": (Fate(1, "u"), NO_ANSWER),
     "number-prompt.jsonl": (refused("has a question that is not text"), NO_ANSWER),
+    "oasst-rows.jsonl": (
+        Fate(20, "u", left_out=(ORPHAN,), without=(OTHERS,)),
+        Fate(20, "ua", left_out=(ORPHAN,), without=(OTHERS,)),
+    ),
+    "oasst-trees.jsonl": (Fate(20, "u", without=(OTHERS,)), Fate(20, "ua", without=(OTHERS,))),
     "openai-developer-role.jsonl": (Fate(20, "su"), Fate(20, "sua")),
     "openai-image-part.jsonl": (refused("has a question with parts that are not text"),) * 2,
     "openai-reasoning-content.jsonl": (Fate(20, "u"), refused("has reasoning in a field of its own")),

@@ -71,6 +71,47 @@ def test_compressed_files_are_read_whole_or_not_at_all(ending: str, squeeze: Any
     assert records(tmp_path / "plain.jsonl.gz") == RECORDS
 
 
+HELD = [
+    json.dumps({"data": RECORDS}).encode(),
+    json.dumps(
+        {"schema": {"fields": [{"name": "a"}]}, "version": "2", "rows": RECORDS, "total": 300}, indent=1
+    ).encode(),
+    b"\n" + json.dumps({"examples": RECORDS}).encode() + b"\n",
+]
+
+
+@pytest.mark.parametrize("body", HELD)
+def test_an_object_may_hold_the_list_of_records(body: bytes, tmp_path: Path) -> None:
+    for name, data in (("p.json", body), ("p.jsonl", body.replace(b"\n", b"\r\n")), ("p.json.gz", gzip.compress(body))):
+        (tmp_path / name).write_bytes(data)
+        assert records(tmp_path / name) == RECORDS
+    for cut in (len(body.rstrip()) - 1, len(body) // 2):
+        (tmp_path / "p.json").write_bytes(body[:cut])
+        with pytest.raises(ConfigError, match=r"p\.json:\d+ is not JSON"):
+            records(tmp_path / "p.json")
+
+
+def test_records_that_an_object_holds_keep_their_lines(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text('{"version": 1,\n "data": [\n  {"prompt": "a"},\n  {"prompt": "b"}\n ]}')
+    places = [place for place, _ in read_records(str(tmp_path / "p.json"))]
+    assert [place.removeprefix(f"{tmp_path}/p.json:") for place in places] == ["3 (record 1)", "4 (record 2)"]
+
+
+def test_lines_that_hold_lists_are_records(tmp_path: Path) -> None:
+    line = json.dumps({"data": [{"role": "user", "content": "Hi"}]})
+    (tmp_path / "p.jsonl").write_text(f"{line}\n{line}\n")
+    assert records(tmp_path / "p.jsonl") == [json.loads(line)] * 2
+    for record in ({"prompt": "a", "data": RECORDS}, {"tools": RECORDS, "prompt": "a"}):
+        (tmp_path / "p.json").write_text(json.dumps(record))
+        assert records(tmp_path / "p.json") == [record]
+
+
+def test_one_part_of_zstandard_may_be_skipped(tmp_path: Path) -> None:
+    """As pzstd and seekable files have one in front."""
+    (tmp_path / "p.jsonl.zst").write_bytes(bytes.fromhex("502a4d1804000000") + b"\0" * 4 + zstd(LINES))
+    assert records(tmp_path / "p.jsonl.zst") == RECORDS
+
+
 def test_a_broken_line_is_one_record_and_a_cut_file_is_none(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_bytes(b'{"prompt": "a"}\n{"prompt": "b\n\xff\xfe\n{"prompt": "c"}\n')
@@ -90,6 +131,9 @@ def test_a_broken_line_is_one_record_and_a_cut_file_is_none(tmp_path: Path) -> N
         (b'[\n {"prompt": "a"},\n {"prompt": b},\n {"prompt": "c"}\n]', r"p\.json:3 is not JSON"),
         (b'[\n {"prompt": "a"}\n]\n{"prompt": "b"}', r"p\.json:4 goes on after its list ends"),
         (b'[{"prompt": ' + b"[" * 100_000, r"p\.json:1 is not JSON"),
+        (b'{"data": [{"prompt": "a"}],\n "test": [{"prompt": "b"}]}', r"p\.json:2 has more beside its list .*'test'"),
+        (b'{"data": [{"prompt": "a"}]} {"prompt": "b"}', r"p\.json:1 goes on after its list ends"),
+        (b'{"data": [{"prompt": "a"}], "n" 1}', r"p\.json:1 is not JSON: expecting ':'"),
         (LINES.decode().encode("utf-16"), r"p\.json is UTF-16"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", r"p\.json is a pointer of Git LFS"),
     ],
