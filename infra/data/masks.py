@@ -189,13 +189,17 @@ def _end_of_turn(tail: str, opening: str, chat: Chat) -> str:
 
 
 def _end_at_next_turn(messages: Sequence[Message], chat: Chat, template_args: Mapping[str, Any] | None) -> str:
-    """The end token with which a next turn would begin, with blanks before it; empty if there is none."""
+    """What the template writes between an answer and the end token before the next question; empty if there is none.
+
+    Words of the template's own are the target's to say, too: it was trained on turns that end with them.
+    """
     follow: Message = {"role": "user", "content": "Go on."}
     try:
         place = find_place([*messages, follow], len(messages) - 1, chat, template_args)
     except ConfigError:
         return ""
-    tail = place.text[place.end :]
-    ends = [chat.decode([token]) for token in chat.eos_ids]
-    gap = len(tail) - len(tail.lstrip())
-    return next((tail[: gap + len(end)] for end in ends if tail.startswith(end, gap)), "")
+    tail = place.text[place.end :].partition(follow["content"])[0]
+    found = {tail.index(token): token for token in reversed(chat.special_tokens) if token in tail}
+    first = min(found, default=0)
+    ends = found and found[first] in {chat.decode([token]) for token in chat.eos_ids}
+    return tail[: first + len(found[first])] if ends else ""
