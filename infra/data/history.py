@@ -34,7 +34,7 @@ ENDINGS = (CUT, UNPARTED)
 """Why a conversation ends before its last turn although the target answered."""
 
 CONTENT, THOUGHT, QUESTION = (chr(letter) for letter in PRIVATE[-3:])
-LONGEST_END = 8
+LONGEST_END = 32
 """Tokens that end a turn, at most."""
 
 
@@ -191,6 +191,9 @@ class History:
 
     def _parsed(self, turn: _Turn, follow: Message) -> Message | None:
         """The answer as a message that fulfils the rule, or None."""
+        closing = self._closing(turn.shape.rest)
+        if closing and turn.body.rstrip().endswith(closing):
+            return None  # they share a token with the answer, and would be there twice
         for said in self._candidates(turn):
             try:
                 if self._shows([*turn.before, said, follow], len(turn.before), turn):
@@ -198,6 +201,11 @@ class History:
             except ConfigError:  # some templates refuse marks of thinking in a content
                 continue
         return None
+
+    def _closing(self, rest: str) -> str:
+        """The words that the template writes behind an answer, before the token that ends the turn."""
+        words = rest.partition(QUESTION)[0]
+        return min((words.partition(token)[0] for token in self._chat.special_tokens), key=len, default=words).strip()
 
     def _candidates(self, turn: _Turn) -> Iterator[Message]:
         """Ways to part the answer; each is to be proven."""

@@ -41,6 +41,8 @@ WORDS: tuple[str, ...] = (
     "to=self",
     "to=user",
     "/nothink",
+    "<response>",
+    "</response>",
 )
 WORDS += ("assistant", "user", "model", "final", "analysis", "thought")
 
@@ -178,6 +180,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("no-system", "<end_of_turn>"),
     Family("thinking-mark-is-special", "<|im_end|>", KIMI),
     Family("thinking-mark-is-special", "<|im_end|>", args={"thinking": False}),
+    Family("words-before-end", IM, plain="<response>\n", after="\n</response>\n\n"),
 )
 USER = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role != 'assistant' %}{{ m.content }}"
 FOOT = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -259,6 +262,8 @@ def foreign(chat: Chat, ids: list[int], question: str, following: str, thought: 
         return between
     around = between.replace(content.strip(), "")
     if around.count("<think>") != around.count("</think>"):
+        return around
+    if around.count("</response>") > 1:
         return around
     rest = SPECIAL.sub("", around.replace(thought, ""))
     for word in WORDS:

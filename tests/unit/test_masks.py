@@ -37,6 +37,13 @@ NO_END = (
 )
 UPPER = CHATML.replace("{{ m.content }}", "{{ m.content|upper if m.role == 'assistant' else m.content }}")
 SIGNED = CHATML.replace("{{ m.content }}", "{{ m.content }}{{ ' --bot' if m.role == 'assistant' }}")
+FAREWELL = CHATML.replace(
+    "{{ m.content }}<|im_end|>\n",
+    "{{ m.content }}{% if m.role == 'user' %}<|im_end|>{% elif loop.last %} That is all.<|im_end|>{% endif %}\n",
+)
+NEXT_OPENS = NO_END.replace(
+    "{{ m.role }}: {{ m.content }}", "{{ m.role }}: {{ m.content }}{{ '</s>' if m.role == 'user' }}"
+)
 DOUBLED = CHATML.replace("{{ m.content }}", "{{ m.content }}{{ m.content if m.role == 'assistant' }}")
 DROPPED = CHATML.replace("{{ m.content }}", "{{ m.content if m.role != 'assistant' }}")
 NO_GENERATION_PROMPT = CHATML.split("{% if add_generation_prompt")[0]
@@ -90,7 +97,9 @@ ANSWERS_FIRST = (
         pytest.param(ALWAYS_STRIPPING, "Four.", "assistant\n", "Four.<|im_end|>", id="full does not start with prompt"),
         pytest.param(DEFAULT_SYSTEM, "Four.", "assistant\n", "Four.<|im_end|>", id="default system prompt"),
         pytest.param(NO_END, "Four.", "assistant: ", "Four.", id="template without an end token"),
-        pytest.param(SIGNED, "Four.", "assistant\n", "Four.", id="text added behind the answer is not the assistant's"),
+        pytest.param(SIGNED, "Four.", "assistant\n", "Four. --bot<|im_end|>", id="words before the end are said, too"),
+        pytest.param(FAREWELL, "Four.", "assistant\n", "Four.", id="words that end only a conversation are not"),
+        pytest.param(NEXT_OPENS, "Four.", "assistant: ", "Four.", id="words that open the next turn are not"),
         pytest.param(NO_GENERATION_PROMPT, "Four.", "assistant\n", "Four.<|im_end|>", id="no generation prompt"),
     ],
 )
