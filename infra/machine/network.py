@@ -17,7 +17,9 @@ PROXY_SCHEMES = ("http", "https", "socks5", "socks5h")
 NO_PROXY = ("NO_PROXY", "no_proxy")
 CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE")
 _HOST = re.compile(r"[\w*.-]+(:\d+)?", re.ASCII)
-_CREDENTIALS = re.compile(r"(^|://)[^/\s]*@")
+_CREDENTIALS = re.compile(r"(^|://)\S*@")
+_NAME = re.compile(r"[\w.-]+")
+_DOTTED = re.compile(r"\d+(\.\d+){3}", re.ASCII)
 
 
 def reach_loopback() -> str:
@@ -31,7 +33,11 @@ def reach_loopback() -> str:
     """
     entries = {entry: _plain(entry) for entry in _entries()}
     hosts = [host for host in entries.values() if host]
-    os.environ.update(dict.fromkeys(NO_PROXY, ",".join(dict.fromkeys([*hosts, *LOOPBACK]))))
+    if "*" in hosts:
+        hosts = ["*"]  # beside others it means nothing to urllib
+    else:
+        hosts = list(dict.fromkeys([*hosts, *LOOPBACK]))
+    os.environ.update(dict.fromkeys(NO_PROXY, ",".join(hosts)))
     networks = [entry for entry, host in entries.items() if not host]
     if not networks or not any(os.environ.get(name) for upper in PROXIES for name in (upper, upper.lower())):
         return ""
@@ -64,19 +70,24 @@ def check_network() -> None:
 
 def _proxy_faults() -> Iterator[str]:
     for name in (spelled for upper in PROXIES for spelled in (upper, upper.lower())):
-        value = os.environ.get(name, "").strip()
-        if value and (why := _proxy_fault(value)):
-            shown = _CREDENTIALS.sub(r"\1***@", value)
-            yield f"{name}={shown} is no proxy: {why}"
+        value = os.environ.get(name, "")
+        if value.strip() and (why := _proxy_fault(value)):
+            shown = _CREDENTIALS.sub(r"\1***@", value.strip())
+            yield f"{name}={repr(shown)[1:-1]} is no proxy: {why}"
 
 
 def _proxy_fault(value: str) -> str:
+    if value != value.strip():
+        return "there are blanks around it"
     try:
         url = urlsplit(value if "://" in value else f"http://{value}")
         if url.scheme not in PROXY_SCHEMES:
             return f"its kind is {url.scheme!r}, and {', '.join(PROXY_SCHEMES)} are known"
-        if not url.hostname or re.search(r"\s", value) or (url.port == 0):
+        named = ":" in (url.hostname or "") or _NAME.fullmatch(url.hostname or "")
+        if not named or re.search(r"\s", value) or url.port == 0:
             return "it names no host, as http://host:port does"
+        if _DOTTED.fullmatch(url.hostname):
+            ipaddress.ip_address(url.hostname)
     except ValueError:
         return "it cannot be read as http://host:port"
     return ""
@@ -95,10 +106,15 @@ def _certificate_faults() -> Iterator[str]:
         if not value or (name != "SSL_CERT_FILE" and Path(value).is_dir()):
             continue
         try:
-            ssl.create_default_context(cafile=value)
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=value)
         except OSError as error:  # an SSLError is one, too
             said = error.strerror if error.errno and not isinstance(error, ssl.SSLError) else "it holds no certificate"
             yield f"{name}={value} cannot be read as certificates: {said}"
+    if log := os.environ.get("SSLKEYLOGFILE", ""):
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).keylog_filename = log
+        except OSError as error:
+            yield f"SSLKEYLOGFILE={log} cannot be written: {error.strerror}"
     folder = os.environ.get("SSL_CERT_DIR", "")
     if missing := [part for part in folder.split(os.pathsep) if part and not Path(part).is_dir()]:
         yield f"SSL_CERT_DIR={folder} cannot be read as certificates: {missing[0]} is no folder"

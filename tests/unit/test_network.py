@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +19,7 @@ from infra.machine.network import check_network, is_loopback, network_faults, re
 
 CODE = Path(__file__).resolve().parents[2]
 NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
-         "CURL_CA_BUNDLE", "AWS_CA_BUNDLE")  # fmt: skip
+         "CURL_CA_BUNDLE", "AWS_CA_BUNDLE", "SSLKEYLOGFILE")  # fmt: skip
 HOSTILE = [
     {"ALL_PROXY": "socks5://127.0.0.1:9"},
     {"all_proxy": "socks5h://127.0.0.1:9", "no_proxy": "[::1]"},
@@ -41,6 +42,11 @@ UNUSABLE = [
     {"NO_PROXY": "host:port"},
     {"NO_PROXY": "localhost;127.0.0.1"},
     {"no_proxy": "10.0.0.0/99"},
+    {"HTTP_PROXY": " http://proxy:1"},
+    {"https_proxy": "\thttp://proxy:1"},
+    {"ALL_PROXY": "http://256.1.1.1:3128"},
+    {"SSLKEYLOGFILE": "/nowhere/keys"},
+    {"http_proxy": ";;"},
 ]
 
 
@@ -104,6 +110,15 @@ def test_hosts_that_the_user_named_stay(plain: pytest.MonkeyPatch) -> None:
     assert reach_loopback().startswith("NO_PROXY: networks of IPv6 (fd00::/8) are not used here")
 
 
+def test_a_star_keeps_every_program_from_every_proxy(plain: pytest.MonkeyPatch) -> None:
+    plain.setenv("ALL_PROXY", "http://proxy:3128")
+    plain.setenv("NO_PROXY", "one.example, *")
+    assert reach_loopback() == ""
+    assert os.environ["NO_PROXY"] == os.environ["no_proxy"] == "*"
+    assert urllib.request.proxy_bypass("two.example")
+    assert network_faults() == []
+
+
 @pytest.mark.parametrize("variables", UNUSABLE, ids=str)
 def test_what_cannot_be_used_is_named(variables: dict[str, str], plain: pytest.MonkeyPatch) -> None:
     check_network()
@@ -118,8 +133,9 @@ def test_what_cannot_be_used_is_named(variables: dict[str, str], plain: pytest.M
 def test_a_password_is_not_shown(plain: pytest.MonkeyPatch) -> None:
     plain.setenv("HTTP_PROXY", "http://me:hush@proxy:port")
     plain.setenv("HTTPS_PROXY", "me:hush@proxy:port")
+    plain.setenv("ALL_PROXY", "http://me:hu/hush@proxy:1")
     faults = network_faults()
-    assert len(faults) == 2
+    assert len(faults) == 3
     assert "hush" not in str(faults)
 
 
