@@ -17,6 +17,13 @@ _BY_CODE = {
         "AuthorizationHeaderMalformed", "PermanentRedirect", "301", "IllegalLocationConstraintException",
     },
     "set this machine's clock": {"RequestTimeTooSkewed"},
+    "make room in the bucket, or let it be larger": {
+        "QuotaExceeded", "507", "InsufficientStorage", "InsufficientCapacity", "XMinioStorageFull",
+        "XMinioAdminBucketQuotaExceeded",
+    },
+    "the server is overloaded or out of order: see its log, and start again": {
+        "SlowDown", "503", "ServiceUnavailable", "500", "InternalError", "502", "504",
+    },
     f"if the server does not know the checksums of newer clients: {CHECKSUMS}": UNKNOWN | {
         "BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "InvalidArgument",
         "InvalidRequest", "MissingContentLength", "400", "BadRequest",
@@ -25,6 +32,7 @@ _BY_CODE = {
 _BY_KIND: dict[str, tuple[type[Exception], ...]] = {
     _CREDENTIALS: (boto.NoCredentialsError, boto.PartialCredentialsError, boto.ProfileNotFound),
     ANSWER_CHECKSUMS: (boto.FlexibleChecksumError,),
+    "the server sends each request on to itself: check AWS_ENDPOINT_URL (http or https?)": (RecursionError,),
     "check HTTP_PROXY and HTTPS_PROXY, or name the host in NO_PROXY": (boto.ProxyConnectionError,),
     "set AWS_CA_BUNDLE to the certificates of the server's authority": (boto.SSLError,),
     "check AWS_ENDPOINT_URL, and that the server runs and can be reached": (

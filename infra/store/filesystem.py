@@ -45,6 +45,9 @@ class FolderBackend:
             _sync_folders(target.parent, self.root)
         return placed
 
+    def try_parts(self, path: str) -> None:
+        """A file has no parts."""
+
     def get(self, path: str) -> bytes:
         with self._told(f"read {path}"), self._open(path) as stream:
             return stream.read()

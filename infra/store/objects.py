@@ -82,6 +82,14 @@ class ObjectStore:
                     raise
                 self.on_full(error)
 
+    def try_parts(self, path: str) -> None:
+        """Begin to write an object in parts, as large ones are written, and abandon it.
+
+        Raises:
+            StoreError: the server refuses that.
+        """
+        self._open.try_parts(_checked(path))
+
     def get(self, path: str) -> bytes:
         """The whole object.
 

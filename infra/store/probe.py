@@ -21,7 +21,10 @@ Remedy = tuple[str, dict[str, Any]]
 
 
 def store_faults(store: ObjectStore) -> list[StoreError]:
-    """Put, conditional put, ranged read and delete of one small object; what the store cannot do, with what mends it.
+    """Put, read, ranged read, conditional put, upload in parts and delete of one small object.
+
+    Returns:
+        What the store cannot do, with what mends it.
 
     A remedy that has a setting is tried, and named only when it works. A full disk is not a fault of the store: how
     much room there is, and who waits for it, is the plan's business and the disk guard's.
@@ -35,7 +38,17 @@ def store_faults(store: ObjectStore) -> list[StoreError]:
         named = f"//{store.url.removeprefix('s3://').partition('/')[0]}."  # the bucket as a part of the host's name
         remedy = PATHS if named in error.what else CHECKSUMS
         return [_mended(store, error, remedy, lambda other: _write_and_forget(other, path))]
-    return [fault for look in (_range_fault, _condition_fault, _delete_fault) for fault in look(store, path)]
+    looks = (_read_fault, _condition_fault, _parts_fault, _delete_fault)
+    return [fault for look in looks for fault in look(store, path)]
+
+
+def _read_fault(store: ObjectStore, path: str) -> Iterator[StoreError]:
+    try:
+        store.get(path)
+    except StoreError as error:
+        yield _mended(store, error, ANSWERS, lambda other: other.get(path))
+    else:
+        yield from _range_fault(store, path)
 
 
 def _range_fault(store: ObjectStore, path: str) -> Iterator[StoreError]:
@@ -43,11 +56,7 @@ def _range_fault(store: ObjectStore, path: str) -> Iterator[StoreError]:
     try:
         part = store.get_range(path, 2, 3)
     except StoreError as error:
-        try:
-            ignored = store.get(path) == FIRST and "ends early" in error.what
-        except StoreError:
-            ignored = False
-        if not ignored:
+        if "ends early" not in error.what:
             yield _mended(store, error, ANSWERS, lambda other: other.get_range(path, 2, 3))
             return
         part = b""
@@ -64,7 +73,7 @@ def _condition_fault(store: ObjectStore, path: str) -> Iterator[StoreError]:
     fresh = f"{path}-new"
     fix = "no setting mends this: bring the server up to date, or use another one, or a folder"
     try:
-        overwrote = store.put(path, SECOND, if_absent=True) or store.get(path) != FIRST
+        overwrote = store.put(path, SECOND, if_absent=True)
         placed = store.put(fresh, FIRST, if_absent=True)
     except DiskFull:
         return
@@ -77,6 +86,8 @@ def _condition_fault(store: ObjectStore, path: str) -> Iterator[StoreError]:
         return
     finally:
         _forget(store, fresh)
+    with suppress(StoreError):  # the look at reading says it
+        overwrote = overwrote or store.get(path) != FIRST
     if overwrote or not placed:
         how = "overwrote an object that it was told to leave" if overwrote else "would not write one that was absent"
         yield StoreError(
@@ -86,16 +97,36 @@ def _condition_fault(store: ObjectStore, path: str) -> Iterator[StoreError]:
         )
 
 
+def _parts_fault(store: ObjectStore, path: str) -> Iterator[StoreError]:
+    """Large objects are written in parts."""
+    try:
+        store.try_parts(path)
+    except StoreError as error:
+        yield StoreError(
+            error.what,
+            expected="uploads in parts, as large objects are written",
+            fix="let these credentials write and abort them, or use another server, or a folder",
+        )
+
+
 def _delete_fault(store: ObjectStore, path: str) -> Iterator[StoreError]:
     """What does not verify is deleted and made again, and old states are deleted for new ones."""
     try:
         store.delete(path)
-        left = store.exists(path)
     except StoreError as error:
         yield StoreError(
             f"objects cannot be deleted, {path} is left behind: {error.what}",
             expected="the right to delete what a round has written",
             fix="let these credentials delete objects (s3:DeleteObject), or mount the folder for writing",
+        )
+        return
+    try:
+        left = store.exists(path)
+    except StoreError as error:
+        yield StoreError(
+            f"what is in the store cannot be looked at: {error.what}",
+            expected="the right to list the objects of a round",
+            fix="let these credentials list the bucket (s3:ListBucket)",
         )
         return
     if left:

@@ -22,7 +22,8 @@ PART_BYTES = 16 << 20
 PARTS_IN_FLIGHT = 4
 ABANDONED_SECONDS = 24 * 3600.0
 CONFLICT_ATTEMPTS = 5
-TROUBLE = (OSError, BotoCoreError, ClientError, aiohttp.ClientError, TimeoutError)
+TROUBLE = (OSError, BotoCoreError, ClientError, aiohttp.ClientError, TimeoutError, RecursionError)
+"""botocore follows a server that sends it in a circle until Python ends that."""
 Result = TypeVar("Result")
 
 
@@ -61,6 +62,14 @@ class BucketBackend:
                     continue
                 raise self._trouble(f"could not write {path}", error) from error
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def try_parts(self, path: str) -> None:
+        bucket, _, key = self._at(path).partition("/")
+        begun = self._call(
+            f"could not begin an upload of {path} in parts",
+            lambda: self._fs.call_s3("create_multipart_upload", Bucket=bucket, Key=key),
+        )
+        self._abort(bucket, key, begun["UploadId"])
 
     def get(self, path: str) -> bytes:
         return self._read(path, lambda: bytes(self._fs.cat_file(self._at(path))))
