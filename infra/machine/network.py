@@ -83,11 +83,12 @@ def _proxy_fault(value: str) -> str:
         url = urlsplit(value if "://" in value else f"http://{value}")
         if url.scheme not in PROXY_SCHEMES:
             return f"its kind is {url.scheme!r}, and {', '.join(PROXY_SCHEMES)} are known"
-        named = ":" in (url.hostname or "") or _NAME.fullmatch(url.hostname or "")
+        host = url.hostname or ""
+        named = ":" in host or _NAME.fullmatch(host)
         if not named or re.search(r"\s", value) or url.port == 0:
             return "it names no host, as http://host:port does"
-        if _DOTTED.fullmatch(url.hostname):
-            ipaddress.ip_address(url.hostname)
+        if _DOTTED.fullmatch(host):
+            ipaddress.ip_address(host)
     except ValueError:
         return "it cannot be read as http://host:port"
     return ""
