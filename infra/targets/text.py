@@ -21,11 +21,17 @@ SAME_CODE = {"kimi_k2": "deepseek_v3"}
 
 
 def text_part(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of the language model within a ``config.json``; a part that is null or empty counts as none."""
+    """The config of the language model within a ``config.json``; a part that is null or empty counts as none.
+
+    Raises:
+        ConfigError: such a part is no JSON object.
+    """
     for name in NESTED:
         part = raw.get(name)
         if isinstance(part, Mapping) and part:
             return text_part(part)
+        if part:
+            raise ConfigError(f"config.json has a {name} that is no JSON object: {part!r:.60}")
     return raw
 
 

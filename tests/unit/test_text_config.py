@@ -70,6 +70,8 @@ def test_what_a_config_leaves_out_is_what_its_class_says(
         ),
         ({"model_type": "gpt2", "n_layer": "many"}, "transformers cannot open .*n_layer"),
         ({"model_type": 5}, "no 'num_hidden_layers'"),
+        ({"model_type": "llama", "text_config": "own"}, "text_config that is no JSON object: 'own'"),
+        ({"model_type": "own", "llm_config": {"text_config": [1]}}, "text_config that is no JSON object"),
         ("[]", "holds list"),
     ],
 )
