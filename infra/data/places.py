@@ -53,6 +53,28 @@ def find_place(
     return TextSpan(text, start, len(text) - tail)
 
 
+def hides_a_question(
+    messages: Sequence[Message],
+    chat: Chat,
+    template_args: Mapping[str, Any] | None = None,
+    *,
+    add_generation_prompt: bool = False,
+) -> bool:
+    """Whether a template renders the same whatever one of the questions says.
+
+    Raises:
+        ConfigError: the template refuses the conversation.
+    """
+    text = chat.text(messages, template_args, add_generation_prompt)
+    for index, message in enumerate(messages):
+        if message["role"] != "user" or message["content"].strip() in text:
+            continue
+        other = [*messages[:index], {**message, "content": letter_not_in(text)}, *messages[index + 1 :]]
+        if chat.text(other, template_args, add_generation_prompt) == text:
+            return True
+    return False
+
+
 def letter_not_in(text: str) -> str:
     """A letter that a text does not have, so that its place in another rendering is sure."""
     return next(letter for letter in map(chr, PRIVATE) if letter not in text)

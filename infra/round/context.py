@@ -9,6 +9,7 @@ from typing import Literal
 from infra.config.round import EngineConfig, PromptsConfig, RoundConfig
 from infra.config.settings import Settings
 from infra.data.history import History
+from infra.data.places import hides_a_question
 from infra.data.prompts import BUILTIN, Prompt, Refusal, load_prompts, next_prompt, prompts_digest
 from infra.data.tally import Tally
 from infra.data.template import Chat
@@ -95,10 +96,10 @@ class RoundContext:
         def refusal(prompt: Prompt) -> str | None:
             messages = next_prompt(prompt, ["."] * len(prompt.turns)) if later_turns else prompt.messages
             try:
-                chat.text(messages, config.template_args, add_generation_prompt=not given)
+                unseen = hides_a_question(messages, chat, config.template_args, add_generation_prompt=not given)
             except ConfigError as error:
                 return str(error.__cause__ or error.what)
-            return None
+            return "it shows nothing of a question" if unseen else None
 
         return refusal
 

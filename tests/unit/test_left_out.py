@@ -178,6 +178,15 @@ def test_a_template_that_refuses_every_system_message_says_so_in_plan(machine: M
         make_plan(machine.round(**data(tmp_path), prompts__system="Be brief."))
 
 
+def test_a_template_that_hides_the_questions_is_refused_in_plan(machine: Machine, tmp_path: Path) -> None:
+    template = machine.folder / "state" / "models" / NAME / "chat_template.jinja"
+    template.write_text("{% for m in messages %}{% if m.role == 'USER' %}{{ m.content }}{% endif %}{% endfor %}Go on:")
+    with pytest.raises(ConfigError, match="refused by the target's template .*it shows nothing of a question"):
+        make_plan(machine.round(**data(tmp_path)))
+    template.write_text("{% for m in messages %}{{ m.content | upper }}{% endfor %}Go on:")
+    assert len(machine.round(**data(tmp_path)).prompts) == 39
+
+
 def test_given_conversations_that_the_template_refuses_are_left_out(machine: Machine, tmp_path: Path) -> None:
     set_template(machine, "no-system.jinja")
     answer = {"role": "assistant", "content": "Yes."}
