@@ -14,7 +14,7 @@ from infra.round.draft_layouts import layouts
 from infra.round.ledger import Ledger
 from infra.round.publication import draft_name, published_prefix, publishing_rounds
 from infra.round.rates import STARTS, Rates, learn
-from infra.round.sampling import sampling_notes
+from infra.round.sampling import answering_words, sampling_notes
 from infra.round.stored import sample_counts
 from infra.steps.plan import Plan
 from infra.store.rounds import RoundStore, read_stored
@@ -79,7 +79,7 @@ def left_out(context: RoundContext) -> tuple[LeftOut, ...]:
 def _sampling(config: RoundConfig) -> dict[str, str]:
     given = config.generate.answers == "given"
     return {
-        "answers": "given by the data" if given else sampling_words(config.generate),
+        "answers": "given by the data" if given else answering_words(config.generate),
         "measured answers": sampling_words(config.evaluate),
     }
 
