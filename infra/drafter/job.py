@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from infra.config.round import TrainConfig
+from infra.config.training import TrainConfig
 from infra.drafter.checkpoint import DraftShape
 from infra.drafter.dataset import BACKEND, DatasetFacts
 from infra.targets.target import Target

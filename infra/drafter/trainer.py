@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.config.keys import key12
-from infra.config.round import TrainConfig
+from infra.config.training import TrainConfig
 from infra.drafter.checkpoint import Checkpoint, best, settle, verify_draft
 from infra.drafter.dataset import DatasetFacts, write_dataset
 from infra.drafter.job import REPOSITORY, TrainJob, trainer_command

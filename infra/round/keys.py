@@ -43,8 +43,8 @@ class Inputs:
 def step_keys(config: RoundConfig, inputs: Inputs) -> StepKeys:
     """Keys of every step of a round.
 
-    A prompt file enters by its chosen prompts (``inputs.prompts``), not by its name, so a moved file changes nothing; so
-    does the draft to start from.
+    A prompt file enters by its chosen prompts (``inputs.prompts``), and the draft to start from by its contents, not by
+    their names, so a moved file changes nothing.
     An engine's version enters with the hidden states, not with the answers: another version of the engine computes
     other states, but what the target said stays what the target said.
     """

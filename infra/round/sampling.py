@@ -31,9 +31,10 @@ def sampling_notes(context: RoundContext) -> list[str]:
         if isinstance(said, GenerateConfig) and others.get("temperature") in said.further_temperatures:
             del others["temperature"]
         if others:
+            words = answering_words(said) if isinstance(said, GenerateConfig) else sampling_words(said)
             named = ", ".join(f"{name} {value:g}" for name, value in others.items())
             notes.append(
                 f"{config.target.name}'s generation_config.json recommends {named}, which {section} does not use "
-                f"({answering_words(said) if isinstance(said, GenerateConfig) else sampling_words(said)}); name the values there if you serve with them"
+                f"({words}); name the values there if you serve with them"
             )
     return notes

@@ -7,7 +7,7 @@ import torch
 from standin.tiny import random_llama
 from transformers import LlamaForCausalLM
 
-from infra.config.round import TrainConfig
+from infra.config.training import TrainConfig
 from infra.drafter.job import TrainJob
 from infra.store.hidden import ShardWriter, StatesMeta, plan_shards, state_bytes_per_token
 from infra.store.objects import ObjectStore

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infra.config.round import TargetShape, TrainConfig
+from infra.config.round import TargetShape
+from infra.config.training import TrainConfig
 from infra.drafter.acceptance import ChainCounts
 from infra.drafter.dataset import DatasetFacts
 from infra.drafter.job import TrainJob, trainer_command
