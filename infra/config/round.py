@@ -320,6 +320,10 @@ class RoundConfig(Strict):
                     f"{label}: max_prompt_tokens + max_tokens = {prompts.max_prompt_tokens + answer} "
                     f"is more than engine {self.serve_with}'s max_model_len {serving.max_model_len}"
                 )
+        if self.train.start == f"round:{self.name}":
+            raise ValueError(
+                f"train.from: round {self.name} cannot start from what it publishes itself: name its draft's folder"
+            )
         shape = self.target.shape
         if shape is not None and self.extract.taps[-1] >= shape.layers:
             raise ValueError(f"tap {self.extract.taps[-1]} does not exist in a target of {shape.layers} layers")

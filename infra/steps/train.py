@@ -92,6 +92,7 @@ def _job(context: RoundContext) -> TrainJob:
         workdir=workdir(context),
         free_bytes=context.config.budget.free_bytes,
         visible=context.devices if training_device(context) == "cuda" else (),
+        start=context.start,
     )
 
 
