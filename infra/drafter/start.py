@@ -46,6 +46,12 @@ class Start:
     folder: Path
     digest: str
 
+    @property
+    def words(self) -> str:
+        """Name and hash, for reports and cards: of a folder its last part, since they are read elsewhere."""
+        name = self.said if ":" in self.said else self.folder.name
+        return f"{name} ({self.digest})"
+
 
 def read_start(said: str, folder: Path) -> Start:
     """The draft in a folder; its weights are read once, for the hash.

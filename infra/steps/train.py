@@ -128,6 +128,7 @@ def _summary(context: RoundContext, result: TrainResult, files: dict[str, str], 
         trainer_version=context.versions["speculators"],
         draft_vocab_size=min(vocabulary, context.target.shape.vocab_size),
         coverage=result.coverage,
+        start=context.start.words if context.start is not None else "",
         files=files,
         sizes=sizes,
     )

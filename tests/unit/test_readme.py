@@ -218,7 +218,7 @@ def test_the_fields_reach_every_depth(name: str) -> None:
 def test_a_bound_a_default_and_a_knob_are_told() -> None:
     page = PAGES["docs/round-fields.md"]
     assert "| `generate.concurrency` | whole number ≥ 1, ≤ 4096 | `32` | Requests in flight. **knob** |" in page
-    assert '| `train.optimizer` | `adamw` or `muon` | `"adamw"` | Optimizer. |' in page
+    assert '| `train.scheduler` | `linear` or `cosine` or `none` | `"cosine"` | Learning-rate schedule. |' in page
     assert "| `name` | text | must be given |" in page
 
 

@@ -105,6 +105,8 @@ def test_the_trainer_gets_float32_this_machines_target_and_the_same_vocabulary(t
 def test_moved_it_is_the_same_draft_and_other_weights_are_another(tmp_path: Path) -> None:
     one = read_start("one", write_draft(tmp_path / "one", draft_config()))
     assert read_start("two", write_draft(tmp_path / "two", draft_config())).digest == one.digest
+    assert read_start(str(one.folder), one.folder).words == f"one ({one.digest})", "no path of this machine"
+    assert read_start("round:first", one.folder).words == f"round:first ({one.digest})"
     weights = draft_weights(draft_config())
     weights["fc.weight"] += 1
     assert read_start("three", write_draft(tmp_path / "three", draft_config(), weights)).digest != one.digest
