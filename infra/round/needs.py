@@ -48,6 +48,11 @@ def trained_answers(config: RoundConfig) -> float:
     return config.generate.answers_each * (1 - config.prepare.heldout)
 
 
+def asked_answers(config: RoundConfig) -> float:
+    """Answers that are asked for each sample."""
+    return config.generate.answers_each / kept_answers(config)
+
+
 def training_tokens(config: RoundConfig, tokens: int) -> int:
     """Those of the samples' tokens that are trained on, once each."""
     return round(tokens * trained_answers(config) / kept_answers(config))

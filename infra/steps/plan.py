@@ -15,6 +15,7 @@ from infra.round.checks import draft_by_round
 from infra.round.context import RoundContext
 from infra.round.draft_layouts import layout_note
 from infra.round.needs import (
+    asked_answers,
     draft_size,
     kept_answers,
     memory_needed,
@@ -260,7 +261,7 @@ def _steps(
     config, tokens = context.config, prompt_tokens + answer_tokens
     states = tokens * state_bytes_per_token(config.extract.taps, shape.hidden_size)
     _, stored = draft_size(config, shape)
-    asked = config.generate.answers_each / kept_answers(config)  # answers for each sample
+    asked = asked_answers(config)
     starts, live = _served(config, answer_tokens / max(1, samples))
     engines = [find_engine(name) for name in ENGINES]
     titles = " and in ".join(f"{engine.title}'s" for engine in engines)

@@ -12,6 +12,7 @@ from infra.round import stored
 from infra.round.context import RoundContext
 from infra.round.draft_layouts import layouts
 from infra.round.ledger import Ledger
+from infra.round.needs import asked_answers
 from infra.round.publication import draft_name, published_prefix, publishing_rounds
 from infra.round.rates import STARTS, Rates, learn
 from infra.round.sampling import answering_words, sampling_notes
@@ -142,6 +143,7 @@ def learn_from(context: RoundContext, report: Report, ledger: Ledger) -> None:
         return
     start = sum(ledger.starts) / len(ledger.starts)
     tokens, answers = report.counts["tokens"], report.counts["supervised_tokens"]
+    asked = answers * asked_answers(context.config)
     served = sum(item.draft.output_tokens + item.plain.output_tokens for item in report.evaluation.measured)
 
     def rate(amount: float, step: str, without: float) -> float:
@@ -151,7 +153,7 @@ def learn_from(context: RoundContext, report: Report, ledger: Ledger) -> None:
         context,
         Rates(
             start_seconds=start,
-            generate_tokens=rate(answers, "generate", start + ledger.restarts["generate"]),
+            generate_tokens=rate(asked, "generate", start + ledger.restarts["generate"]),
             extract_tokens=rate(tokens, "extract", 0.5 * start + ledger.restarts["extract"]),
             train_tokens=rate(report.training.tokens, "train", 20),
             serve_tokens=rate(served, "evaluate", STARTS[report.evaluation.layout] * start),
