@@ -92,8 +92,10 @@ def start_faults(
         return
     if other:
         said = "; ".join(f"{field} is {found!r} there and {wanted!r} here" for field, (found, wanted) in other.items())
-        yield f"{name} is another one than this round makes: {said}. To mend it: set these as they are there, or leave "
-        "train.from out to start anew"
+        yield (
+            f"{name} is another one than this round makes: {said}. To mend it: set these as they are there, or leave "
+            "train.from out to start anew"
+        )
         return
     try:
         verify_weights(start.folder, shape)

@@ -67,6 +67,7 @@ def test_another_draft_is_refused_by_what_differs(tmp_path: Path, changes: dict[
     [text] = faults(write_draft(tmp_path / "draft", config, draft_weights(draft_config())))
     assert said in text
     assert "the draft to start from (earlier)" in text
+    assert "another one" not in text or text.endswith("or leave train.from out to start anew")
 
 
 def test_another_shape_or_vocabulary_of_the_target_is_refused(tmp_path: Path) -> None:
