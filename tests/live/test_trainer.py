@@ -39,7 +39,7 @@ class Stopped(Exception):
 def test_trains_to_the_end_and_the_draft_can_be_used(tmp_path: Path, trainee: Trainee) -> None:
     samples = trainee.samples
     seen: list[TrainProgress] = []
-    job = trainee.job(tmp_path / "work", epochs=6)
+    job = trainee.job(tmp_path / "work", epochs=6, layers=2)
     result = train(job, samples, run_dir=tmp_path / "run", on_metrics=seen.append)
 
     assert result.steps == len(result.history) == 6 * TRAIN // 2
