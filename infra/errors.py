@@ -35,6 +35,10 @@ class MissingTarget(Eagle3Error):
     """The target's files are not on this machine, or not complete."""
 
 
+class MissingDraft(MissingTarget):
+    """The draft that training is to start from is not on this machine, or not complete."""
+
+
 class EnvironmentBuildError(Eagle3Error):
     """A Python environment could not be built or is not usable."""
 

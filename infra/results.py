@@ -105,6 +105,7 @@ class Training(Result):
         default=None,
         description="Share of the supervised training tokens that the draft can propose; None: it was not noted.",
     )
+    start: str = Field(default="", description="The draft that it started from, with its hash; empty: it began anew.")
     files: dict[str, str] = Field(description="sha256 of each file of the draft.")
     sizes: dict[str, int] = Field(default={}, description="Bytes of each of them.")
 

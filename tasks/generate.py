@@ -17,7 +17,7 @@ def _name() -> str:
     from prefect.runtime import task_run
 
     context: RoundContext = task_run.parameters["context"]
-    return f"generate {len(context.prompts)} conversations"
+    return f"generate {len(steps.talks(context))} conversations"
 
 
 @task(task_run_name=_name, retries=RETRIES, retry_delay_seconds=DELAYS, retry_condition_fn=may_pass, **STEP)

@@ -7,6 +7,7 @@ from infra.machine.gpus.readings import gpus
 from infra.machine.processes.guarded import reap
 from infra.round.context import RoundContext
 from infra.round.preflight import faults
+from infra.round.start import fetch_start
 from infra.steps.evaluate import evaluation_gate
 from infra.steps.plan import Plan, plan_gate
 from infra.steps.report import write_provenance
@@ -30,6 +31,8 @@ def preflight(context: RoundContext, planned: Plan) -> list[str]:
     target = context.config.target
     if target.fetch and target.source and not (settings.models_dir / target.name / "config.json").is_file():
         fetch_target(target, settings.models_dir, settings.cache_dir)
+    if planned.makes_draft:
+        fetch_start(context.config.train.start, settings)
     report = gpus()
     if not report.present:
         log.info(f"no GPU: {report.reason}")

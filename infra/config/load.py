@@ -84,6 +84,6 @@ def _fault(fault: ErrorDetails) -> str:
 def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Dotted names of the fields, groups included."""
     for name, field in model.model_fields.items():
-        yield prefix + name
+        yield prefix + (field.alias or name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _fields(field.annotation, f"{prefix}{name}.")

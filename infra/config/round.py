@@ -11,7 +11,8 @@ from pydantic import Field, JsonValue, StringConstraints, model_validator
 
 from infra.config.base import KNOB, LATER, Address, Strict
 from infra.config.policies import BudgetConfig, GatesConfig, GpuConfig, RetentionConfig
-from infra.config.sampling import SamplingConfig
+from infra.config.sampling import SAMPLING, SamplingConfig
+from infra.config.training import TrainConfig
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 EngineName = Literal["vllm", "sglang"]
@@ -95,6 +96,13 @@ class GenerateConfig(SamplingConfig):
     answers: Literal["target", "given"] = Field(
         default="target", description="`target`: the target answers the prompts; `given`: the data already has answers."
     )
+    further_temperatures: tuple[Annotated[float, Field(ge=0, le=2)], ...] = Field(
+        default=(),
+        max_length=15,
+        description="Each prompt is answered once more at each of these temperatures, the other sampling values being "
+        "the same; the first answer is by `temperature`. Of a prompt that is held out the first answer alone is kept.",
+        json_schema_extra=LATER,
+    )
     max_tokens: int = Field(default=256, ge=1, description="Longest answer, tokens.")
     expected_tokens: int | None = Field(
         default=None,
@@ -118,11 +126,41 @@ class GenerateConfig(SamplingConfig):
     )
     max_quarantined: QuarantinedShare = 0.01
 
+    @property
+    def answers_each(self) -> int:
+        """Answers to each prompt."""
+        return 1 + len(self.further_temperatures)
+
+    def sampling(self, answer: int) -> SamplingConfig:
+        """How one of the answers to a prompt is sampled.
+
+        Args:
+            answer: which one, from 0.
+        """
+        said = {name: getattr(self, name) for name in SAMPLING}
+        if answer:
+            said["temperature"] = self.further_temperatures[answer - 1]
+        return SamplingConfig(**said)
+
+    @model_validator(mode="after")
+    def _several(self) -> Self:
+        if not self.further_temperatures:
+            return self
+        if self.answers == "given":
+            raise ValueError(
+                "further_temperatures needs `answers: target`: the answers that the data gives are as many as they are"
+            )
+        if (self.temperature, *self.further_temperatures).count(0) > 1:
+            raise ValueError("one answer at temperature 0 is enough: a second one would say the same")
+        for answer in range(self.answers_each):
+            self.sampling(answer)
+        return self
+
 
 class PrepareConfig(Strict):
     """From answers to samples."""
 
-    heldout: float = Field(default=0.1, gt=0, lt=1, description="Share of the samples held out from training.")
+    heldout: float = Field(default=0.1, gt=0, lt=1, description="Share of the conversations held out from training.")
     max_tokens: int = Field(default=2048, ge=8, description="Longest sample; longer ones are cut and counted, tokens.")
     draft_vocab_size: int | None = Field(
         default=None, ge=64, description="Tokens the draft can propose; empty means the target's whole vocabulary."
@@ -149,42 +187,6 @@ class ExtractConfig(Strict):
         if list(self.taps) != sorted(set(self.taps)) or self.taps[0] < 0:
             raise ValueError(f"taps must be ascending, different and not negative, not {list(self.taps)}")
         return self
-
-
-class TrainConfig(Strict):
-    """The draft and how it is trained (speculators' EAGLE-3 trainer)."""
-
-    epochs: int = Field(default=4, ge=1, description="Passes over the training samples.")
-    learning_rate: float = Field(default=1e-3, gt=0, description="Peak learning rate.")
-    optimizer: Literal["adamw", "muon"] = Field(default="adamw", description="Optimizer.")
-    scheduler: Literal["linear", "cosine", "none"] = Field(default="cosine", description="Learning-rate schedule.")
-    warmup: float = Field(default=0.05, ge=0, lt=1, description="Share of the steps that warm up.")
-    sequence_tokens: int = Field(default=512, ge=16, description="Tokens of a training pack (one step).")
-    draft_steps: int = Field(default=3, ge=1, le=16, description="Draft steps unrolled in training.")
-    layers: int = Field(default=1, ge=1, description="Decoder layers of the draft.")
-    norm_before_fc: bool = Field(
-        default=False, description="Normalise the joined taps once before the projection (SGLang: from 0.5.17 on)."
-    )
-    norm_output: bool = Field(default=False, description="Feed the normalised state to the next draft step.")
-    seed: int = Field(default=0, description="Seed of initialisation and packing order.")
-    max_steps: int | None = Field(default=None, ge=1, description="Stop after so many steps; empty means all epochs.")
-    checkpoints_per_epoch: int = Field(
-        default=1, ge=1, description="Checkpoints to resume from, an epoch.", json_schema_extra=KNOB
-    )
-    silence_seconds: float = Field(
-        default=3600,
-        gt=0,
-        description="A trainer that tells of no step, validation or checkpoint for so long hangs: it is ended and goes "
-        "on from its last checkpoint, seconds.",
-        json_schema_extra=KNOB,
-    )
-    devices: int = Field(default=1, ge=1, description="GPUs to train on (CPU rounds: 1); it decides what a step is.")
-    compile: bool = Field(
-        default=True,
-        description="Compile the draft on CUDA (torch.compile); torch 2.11 cannot. CPU training never compiles.",
-        json_schema_extra=KNOB,
-    )
-    extra_args: tuple[str, ...] = Field(default=(), description="Further arguments for `speculators train`.")
 
 
 class EvaluateConfig(SamplingConfig):
@@ -318,6 +320,10 @@ class RoundConfig(Strict):
                     f"{label}: max_prompt_tokens + max_tokens = {prompts.max_prompt_tokens + answer} "
                     f"is more than engine {self.serve_with}'s max_model_len {serving.max_model_len}"
                 )
+        if self.train.start == f"round:{self.name}":
+            raise ValueError(
+                f"train.from: round {self.name} cannot start from what it publishes itself: name its draft's folder"
+            )
         shape = self.target.shape
         if shape is not None and self.extract.taps[-1] >= shape.layers:
             raise ValueError(f"tap {self.extract.taps[-1]} does not exist in a target of {shape.layers} layers")

@@ -10,10 +10,14 @@ from infra.config.round import PrepareConfig
 from infra.data.history import OTHER_HISTORY, History
 from infra.errors import GateError
 from infra.store.answers import GIVEN, Answer
+from infra.store.sample_ids import SampleId
 from infra.store.samples import Sample
 
 TOO_LONG = "prompt too long"
 """Reason of an answer that was not asked for, since its prompt is longer than the round takes."""
+HELD_OUT_ONCE = "further answers to held-out prompts"
+"""Reason of an answer that is not used: a held-out prompt is measured by its first answer."""
+Fate = tuple[Literal["used", "empty", "refused", "dropped"], str]
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,6 @@ class BuildReport:
     dropped: dict[str, int] = field(default_factory=dict)
 
 
-def conversation(sample_id: str) -> str:
-    """The prompt id in a sample id (``<prompt id>#<turn>``)."""
-    return sample_id.rpartition("#")[0] or sample_id
-
-
 def with_right_histories(answers: Mapping[str, Answer], history: History) -> list[Answer]:
     """The answers; a later turn whose prompt is not what the target's earlier answers make of it becomes ``dropped``.
 
@@ -59,8 +58,8 @@ def with_right_histories(answers: Mapping[str, Answer], history: History) -> lis
 def _with_right_history(answer: Answer, answers: Mapping[str, Answer], history: History) -> Answer:
     if not answer.turn or answer.status != "ok" or answer.engine == GIVEN:
         return answer
-    name = conversation(answer.sample_id)
-    earlier = [found for turn in range(answer.turn) if (found := answers.get(f"{name}#{turn}"))]
+    name = SampleId.read(answer.sample_id)
+    earlier = [found for turn in range(answer.turn) if (found := answers.get(name.at(turn)))]
     fault = history.fault(answer, earlier) if len(earlier) == answer.turn else OTHER_HISTORY
     return replace(answer, status="dropped", finish_reason=fault) if fault else answer
 
@@ -73,8 +72,8 @@ def wrong_histories(samples: Sequence[Sample], history: History) -> int:
     turns = {sample.sample_id: _answer(sample) for sample in samples if sample.engine != GIVEN}
     wrong = 0
     for answer in turns.values():
-        name = conversation(answer.sample_id)
-        earlier = [found for turn in range(answer.turn) if (found := turns.get(f"{name}#{turn}"))]
+        name = SampleId.read(answer.sample_id)
+        earlier = [found for turn in range(answer.turn) if (found := turns.get(name.at(turn)))]
         if answer.turn and len(earlier) == answer.turn:
             wrong += history.fault(answer, earlier) == OTHER_HISTORY
     return wrong
@@ -84,7 +83,7 @@ def _answer(sample: Sample) -> Answer:
     """The answer that a sample was made of (its end may be cut off)."""
     start = sample.loss_mask.index(1)
     prompt_ids, answer_ids = sample.input_ids[:start], sample.input_ids[start:]
-    turn = int(sample.sample_id.rpartition("#")[2])
+    turn = SampleId.read(sample.sample_id).turn
     return Answer(
         sample.sample_id,
         sample.messages,
@@ -99,20 +98,27 @@ def _answer(sample: Sample) -> Answer:
 
 
 def build_samples(answers: Iterable[Answer], config: PrepareConfig, seed: int = 0) -> BuildReport:
-    """Samples in row order: training rows first, then held-out rows, each ordered by a hash of seed and conversation.
+    """Samples in row order: training rows first, then held-out rows, each ordered by a hash of seed and prompt.
 
-    All turns of a conversation are on one side. ``round(heldout * conversations)`` of them are held out, at least one
-    and not all. Neither split nor order depends on the order of ``answers``.
+    All that answers a prompt is on one side. Of the prompts whose first answer is used ``round(heldout * prompts)`` are
+    held out, at least one and not all; their further answers are dropped. Neither split nor order depends on the order
+    of ``answers``.
 
     Raises:
-        GateError: only one conversation is left, so nothing can be held out.
+        GateError: only one such prompt is left, so nothing can be held out.
     """
     given = list(answers)
+    names = [SampleId.read(answer.sample_id) for answer in given]
     fates = [_fate(answer, config.max_tokens) for answer in given]
+    first = {name.prompt for name, (kind, _) in zip(names, fates, strict=True) if kind == "used" and not name.answer}
+    ranked = sorted(first, key=lambda prompt: _rank(seed, prompt))
+    heldout = set(ranked[: _heldout_count(len(ranked), config.heldout)])
+    fates = [
+        ("dropped", HELD_OUT_ONCE) if fate[0] == "used" and name.answer and name.prompt in heldout else fate
+        for name, fate in zip(names, fates, strict=True)
+    ]
     counts = Counter(kind for kind, _ in fates)
     used = [answer for answer, (kind, _) in zip(given, fates, strict=True) if kind == "used"]
-    ranked = sorted({conversation(answer.sample_id) for answer in used}, key=lambda name: _rank(seed, name))
-    heldout = set(ranked[: _heldout_count(len(ranked), config.heldout)])
     used.sort(key=lambda answer: _order(answer, seed, heldout))
     return BuildReport(
         samples=[_sample(row, answer, config.max_tokens, heldout) for row, answer in enumerate(used)],
@@ -125,7 +131,7 @@ def build_samples(answers: Iterable[Answer], config: PrepareConfig, seed: int = 
     )
 
 
-def _fate(answer: Answer, max_tokens: int) -> tuple[Literal["used", "empty", "refused", "dropped"], str]:
+def _fate(answer: Answer, max_tokens: int) -> Fate:
     """What becomes of an answer, and the reason if it is dropped."""
     if answer.status == "dropped":
         return "dropped", answer.finish_reason
@@ -146,27 +152,27 @@ def _sample(row: int, answer: Answer, max_tokens: int, heldout: set[str]) -> Sam
         messages=answer.messages,
         input_ids=[*answer.prompt_ids, *answer.answer_ids][:max_tokens],
         loss_mask=mask[:max_tokens],
-        split="heldout" if conversation(answer.sample_id) in heldout else "train",
+        split="heldout" if SampleId.read(answer.sample_id).prompt in heldout else "train",
         finish_reason=answer.finish_reason,
         engine=answer.engine,
         sampling=answer.sampling,
     )
 
 
-def _heldout_count(conversations: int, share: float) -> int:
-    if conversations == 1:
+def _heldout_count(prompts: int, share: float) -> int:
+    if prompts == 1:
         raise GateError(
             "data",
             "one conversation is left after preparing",
             expected="at least two, one to train on and one to hold out",
             fix="raise prompts.count, or see which answers were left out",
         )
-    return min(max(1, round(share * conversations)), conversations - 1) if conversations else 0
+    return min(max(1, round(share * prompts)), prompts - 1) if prompts else 0
 
 
 def _order(answer: Answer, seed: int, heldout: set[str]) -> tuple[bool, bytes, int, str]:
-    name = conversation(answer.sample_id)
-    return name in heldout, _rank(seed, name), answer.turn, answer.sample_id
+    prompt = SampleId.read(answer.sample_id).prompt
+    return prompt in heldout, _rank(seed, prompt), answer.turn, answer.sample_id
 
 
 def _rank(seed: int, name: str) -> bytes:

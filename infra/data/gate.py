@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from infra.config.round import GenerateConfig
-from infra.data.build import TOO_LONG, BuildReport
+from infra.data.build import HELD_OUT_ONCE, TOO_LONG, BuildReport
 from infra.data.history import ENDINGS
 from infra.data.prompt import Prompt
 from infra.errors import GateError
@@ -119,9 +119,10 @@ def shares_gate(report: BuildReport, generate: GenerateConfig) -> None:
         "the template leads straight to the end token: look at prompts.template_args",
         "generate.max_empty",
     )
-    # Prompts beyond prompts.max_prompt_tokens are left out because the round says so; turns behind an answer that was
-    # cut (bounded above) or cannot be shown again were never asked.
-    dropped = {reason: count for reason, count in report.dropped.items() if reason not in (TOO_LONG, *ENDINGS)}
+    # Prompts beyond prompts.max_prompt_tokens and further answers to held-out prompts are left out because the round
+    # says so; turns behind an answer that was cut (bounded above) or cannot be shown again were never asked.
+    meant = (TOO_LONG, HELD_OUT_ONCE, *ENDINGS)
+    dropped = {reason: count for reason, count in report.dropped.items() if reason not in meant}
     reasons = "".join(f", {count} {reason}" for reason, count in dropped.items())
     _share(
         report,

@@ -17,6 +17,7 @@ from infra.data.prompt import Message, Prompt
 from infra.data.template import CLOSING_MARK, REASONING_FIELDS, Chat, opening_mark
 from infra.errors import ConfigError
 from infra.store.answers import GIVEN, Answer
+from infra.store.sample_ids import SampleId
 
 Refusal = Literal["empty", "special", "rewritten", "boundary", "tokenizer"]
 """Why a turn's tokens cannot be told.
@@ -60,7 +61,7 @@ def given_answers(prompt: Prompt, chat: Chat, template_args: Mapping[str, Any] |
         ids = turn if isinstance(turn, Turn) else Turn([], [])
         answers.append(
             Answer(
-                sample_id=f"{prompt.id}#{number}",
+                sample_id=str(SampleId(prompt.id, number)),
                 messages=messages,
                 prompt_ids=ids.prompt_ids,
                 answer_ids=ids.answer_ids,

@@ -87,15 +87,8 @@ def settle(root: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda item: item.step)
 
 
-def verify_config(config: Mapping[str, Any], shape: DraftShape, where: str) -> None:
-    """Check that a draft's config.json is of the draft that was asked for.
-
-    Args:
-        where: the draft in words, e.g. ``the draft in /folder``.
-
-    Raises:
-        TrainingError: naming the first field that is not as asked.
-    """
+def differences(config: Mapping[str, Any], shape: DraftShape) -> dict[str, tuple[Any, Any]]:
+    """What a draft's config.json says otherwise than what was asked for: by field, what is there and what was asked."""
     layer = config["transformer_layer_config"]
     wanted = {
         "draft_vocab_size": (config.get("draft_vocab_size"), shape.draft_vocab_size or shape.vocab_size),
@@ -108,9 +101,20 @@ def verify_config(config: Mapping[str, Any], shape: DraftShape, where: str) -> N
         "layers": (layer.get("num_hidden_layers"), shape.layers),
         "layer_types": (set(layer.get("layer_types") or ["full_attention"]), {"full_attention"}),
     }
-    for name, (found, expected) in wanted.items():
-        if found != expected:
-            raise TrainingError(f"{where} has {name} {found!r}", expected=repr(expected))
+    return {name: (found, expected) for name, (found, expected) in wanted.items() if found != expected}
+
+
+def verify_config(config: Mapping[str, Any], shape: DraftShape, where: str) -> None:
+    """Check that a draft's config.json is of the draft that was asked for.
+
+    Args:
+        where: the draft in words, e.g. ``the draft in /folder``.
+
+    Raises:
+        TrainingError: naming the first field that is not as asked.
+    """
+    for name, (found, expected) in differences(config, shape).items():
+        raise TrainingError(f"{where} has {name} {found!r}", expected=repr(expected))
 
 
 def verify_draft(folder: Path, shape: DraftShape) -> None:
@@ -125,6 +129,15 @@ def verify_draft(folder: Path, shape: DraftShape) -> None:
         raise TrainingError(
             error.what, expected=error.expected, fix=f"delete {folder} and start the round again"
         ) from error
+    verify_weights(folder, shape)
+
+
+def verify_weights(folder: Path, shape: DraftShape) -> None:
+    """Check that a draft's tensors are finite and have the shapes that were asked for.
+
+    Raises:
+        TrainingError: naming the first that has not.
+    """
     size = shape.draft_vocab_size or shape.vocab_size
     shapes = {
         "fc.weight": [shape.hidden_size, shape.hidden_size * len(shape.taps)],

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from infra.config.round import TrainConfig
+from infra.config.round import TargetShape
+from infra.config.training import TrainConfig
 from infra.drafter.checkpoint import DraftShape
 from infra.drafter.dataset import BACKEND, DatasetFacts
+from infra.drafter.start import Start
 from infra.targets.target import Target
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -27,6 +29,7 @@ class TrainJob:
         workdir: folder of this training, kept between attempts: an attempt goes on where the last one was killed.
         free_bytes: room that a checkpoint must leave on the file system of ``workdir``; it waits for it.
         visible: GPUs to use, as CUDA_VISIBLE_DEVICES names them; empty for whatever this process sees.
+        start: draft to start from; None to start anew.
     """
 
     config: TrainConfig
@@ -39,6 +42,7 @@ class TrainJob:
     workdir: Path
     free_bytes: int = 0
     visible: tuple[str, ...] = ()
+    start: Start | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -49,6 +53,11 @@ class TrainJob:
     def verifier(self) -> Path:
         """Folder that the trainer opens as its target (:mod:`infra.drafter.verifier`)."""
         return self.workdir / "verifier"
+
+    @property
+    def begun_with(self) -> Path:
+        """Folder of the draft to start from, as the trainer loads it (:func:`infra.drafter.start.write_start`)."""
+        return self.workdir / "start"
 
     @property
     def dataset(self) -> Path:
@@ -68,17 +77,23 @@ class TrainJob:
     @property
     def shape(self) -> DraftShape:
         """What the draft must look like."""
-        whole = self.target.shape.vocab_size
-        size = self.draft_vocab_size if self.draft_vocab_size is not None and self.draft_vocab_size < whole else None
-        return DraftShape(
-            taps=self.taps,
-            layers=self.config.layers,
-            hidden_size=self.target.shape.hidden_size,
-            vocab_size=whole,
-            draft_vocab_size=size,
-            norm_before_fc=self.config.norm_before_fc,
-            norm_output=self.config.norm_output,
-        )
+        return draft_shape(self.config, self.taps, self.draft_vocab_size, self.target.shape)
+
+
+def draft_shape(
+    config: TrainConfig, taps: tuple[int, ...], draft_vocab_size: int | None, target: TargetShape
+) -> DraftShape:
+    """What a draft for a target must look like."""
+    whole = target.vocab_size
+    return DraftShape(
+        taps=taps,
+        layers=config.layers,
+        hidden_size=target.hidden_size,
+        vocab_size=whole,
+        draft_vocab_size=draft_vocab_size if draft_vocab_size is not None and draft_vocab_size < whole else None,
+        norm_before_fc=config.norm_before_fc,
+        norm_output=config.norm_output,
+    )
 
 
 def trainer_command(job: TrainJob, facts: DatasetFacts, python: Path) -> tuple[str, ...]:
@@ -98,6 +113,8 @@ def trainer_arguments(job: TrainJob, ratio: float) -> tuple[str, ...]:
     """
     config, size = job.config, job.shape.draft_vocab_size
     layers = tuple(str(layer) for layer in range(config.layers))
+    # Full attention is what both vLLM and SGLang can serve. A draft to start from has its layers itself.
+    decoder = ("--draft-arch", "llama", "--num-layers", str(config.layers), "--full-attention-indices", *layers)
     return (
         *("--events", str(job.events), "--device", job.device, "--free-bytes", str(job.free_bytes)),
         *("--speculator-type", "eagle3", "--verifier-name-or-path", str(job.verifier)),
@@ -105,9 +122,8 @@ def trainer_arguments(job: TrainJob, ratio: float) -> tuple[str, ...]:
         *("--hidden-states-backend", BACKEND, "--states-url", job.states_url, "--states-prefix", job.states_prefix),
         *("--on-missing", "raise", "--train-data-ratio", repr(ratio)),
         *("--target-layer-ids", *(str(tap) for tap in job.taps)),
-        # Full attention and this residual order are what both vLLM and SGLang can serve.
-        *("--draft-arch", "llama", "--num-layers", str(config.layers), "--full-attention-indices", *layers),
-        "--no-norm-before-residual",
+        *(decoder if job.start is None else ("--from-pretrained", str(job.begun_with))),
+        "--no-norm-before-residual",  # both engines can serve this order
         "--norm-before-fc" if config.norm_before_fc else "--no-norm-before-fc",
         "--norm-output" if config.norm_output else "--no-norm-output",
         # EAGLE-3 masks nothing; without an id the trainer would load the target's tokenizer to find one.

@@ -7,18 +7,19 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from infra.config.keys import key12
-from infra.config.round import TrainConfig
+from infra.config.training import TrainConfig
 from infra.drafter.checkpoint import Checkpoint, best, settle, verify_draft
 from infra.drafter.dataset import DatasetFacts, write_dataset
 from infra.drafter.job import REPOSITORY, TrainJob, trainer_command
 from infra.drafter.progress import FULL, INTERRUPTED, EventFile, StepMetrics, TrainingEvents, TrainProgress, Validation
+from infra.drafter.start import kept_tokens, write_start
 from infra.drafter.verifier import write_verifier
-from infra.drafter.vocabulary import choose_vocabulary, token_frequencies
+from infra.drafter.vocabulary import Vocabulary, choose_vocabulary, given_vocabulary, token_frequencies
 from infra.errors import DiskFull, GateError, TrainingError
 from infra.machine.gpus.choice import device_environment
 from infra.machine.host import cpu_count
@@ -94,7 +95,7 @@ def train(
     """
     check_devices(job.config, job.device)
     frequencies = token_frequencies(samples)
-    vocabulary = choose_vocabulary(frequencies, job.draft_vocab_size, job.target.shape.vocab_size)
+    vocabulary = _vocabulary(job, frequencies)
     job.workdir.mkdir(parents=True, exist_ok=True)
     facts = write_dataset(samples, job.dataset, vocabulary)
     _keep_or_clear(job, facts)
@@ -107,9 +108,20 @@ def train(
     reused = history.total > 0 and history.finished_at == history.total and bool(checkpoints)
     if not reused:
         write_verifier(job.target, job.verifier)
+        if job.start is not None and not job.begun_with.is_dir():
+            write_start(job.start, job.verifier, job.begun_with)
         _run(job, facts, run_dir, history, events, on_metrics, on_short)
         checkpoints = settle(job.checkpoints)
     return _result(job, history, checkpoints, vocabulary.coverage if vocabulary else 1.0, reused)
+
+
+def _vocabulary(job: TrainJob, frequencies: Mapping[int, int]) -> Vocabulary | None:
+    """What the draft can propose: as the draft to start from, else by how often the tokens are supervised."""
+    whole = job.target.shape.vocab_size
+    if job.start is None:
+        return choose_vocabulary(frequencies, job.draft_vocab_size, whole)
+    kept = kept_tokens(job.start)
+    return given_vocabulary(kept.tolist(), frequencies, whole) if kept is not None else None
 
 
 def check_devices(config: TrainConfig, device: str) -> None:
@@ -125,7 +137,7 @@ def check_devices(config: TrainConfig, device: str) -> None:
 def _keep_or_clear(job: TrainJob, facts: DatasetFacts) -> None:
     """Clear what an earlier attempt with other inputs left in the folder."""
     inputs = key12(
-        config=job.config,
+        config=job.config.model_copy(update={"start": ""}),  # it counts by its digest
         target=job.target.revision,
         taps=list(job.taps),
         states=job.states_prefix,
@@ -134,10 +146,12 @@ def _keep_or_clear(job: TrainJob, facts: DatasetFacts) -> None:
         device=job.device,
         devices=job.config.devices,  # decides how rows are packed
         speculators=importlib.metadata.version("speculators"),
+        **({"start": job.start.digest} if job.start is not None else {}),
     )
     marker = job.workdir / "inputs.txt"
     if not marker.is_file() or marker.read_text() != inputs:
-        shutil.rmtree(job.checkpoints, ignore_errors=True)
+        for stale in (job.checkpoints, job.begun_with):
+            shutil.rmtree(stale, ignore_errors=True)
         job.events.unlink(missing_ok=True)
         partial = marker.with_suffix(".partial")
         partial.write_text(inputs)

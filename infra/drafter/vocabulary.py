@@ -1,7 +1,7 @@
 """Which target tokens a draft can propose."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,5 +80,10 @@ def choose_vocabulary(frequencies: Mapping[int, int], size: int | None, target_s
     seen = set(chosen)
     unseen = (token for token in range(target_size) if token not in seen)
     chosen += [next(unseen) for _ in range(size - len(chosen))]
-    covered = sum(frequencies[token] for token in seen)
-    return Vocabulary(np.array(sorted(chosen), dtype=np.int64), target_size, covered / sum(frequencies.values()))
+    return given_vocabulary(sorted(chosen), frequencies, target_size)
+
+
+def given_vocabulary(token_ids: Sequence[int], frequencies: Mapping[int, int], target_size: int) -> Vocabulary:
+    """A vocabulary of these ascending target ids."""
+    covered = sum(frequencies.get(token, 0) for token in token_ids)
+    return Vocabulary(np.array(token_ids, dtype=np.int64), target_size, covered / max(1, sum(frequencies.values())))

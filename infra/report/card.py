@@ -109,6 +109,8 @@ def _training(result: Report) -> str:
         f"Trained on hidden states of the target for {training.steps:,} steps ({training.epochs} epochs, "
         f"{training.tokens:,} tokens) with speculators {training.trainer_version}. Data: {data or 'not counted'}."
     )
+    if training.start:
+        text += f" It started from the draft {training.start}."
     if training.validation:
         joint = " / ".join(percent(share) for share in training.validation[-1].accuracy)
         text += f" Joint accuracy on held-out samples, averaged over positions, at draft steps 0, 1, ...: {joint}."

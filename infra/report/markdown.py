@@ -311,6 +311,8 @@ def _training(result: Report) -> str:
     )
     covered = training.coverage
     text += "." if covered is None else f", {percent(covered)} of those that the training answers hold."
+    if training.start:
+        text += f" It started from the draft {training.start}."
     if training.resumed:
         text += f" Training was interrupted and taken up again {_times(training.resumed)}."
     if training.validation:

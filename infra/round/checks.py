@@ -15,13 +15,16 @@ from typing import Any
 
 from infra.config.round import EngineName, RoundConfig, TargetShape
 from infra.config.settings import Settings
-from infra.drafter.job import TrainJob
+from infra.drafter.job import TrainJob, draft_shape
 from infra.drafter.opening import planned_draft
+from infra.drafter.start import start_faults
 from infra.drafter.trainer import check_devices
 from infra.engines.engine import Use
 from infra.engines.limits import beyond
 from infra.engines.registry import as_trained, find_engine, planned_version
-from infra.errors import ConfigError, Eagle3Error, EngineError, MissingTarget, TrainingError
+from infra.errors import ConfigError, Eagle3Error, EngineError, MissingDraft, MissingTarget, TrainingError
+from infra.round.start import find_start, to_be_fetched
+from infra.store.objects import ObjectStore
 from infra.targets.final_norm import check_final_norm, read_final_norm
 from infra.targets.target import Target, open_target, read_json
 from infra.targets.text import open_text
@@ -184,6 +187,22 @@ def trainer_opens_target(asked: Asked) -> Iterator[str]:
         yield str(asked.draft)
 
 
+def draft_to_start_from_fits(asked: Asked) -> Iterator[str]:
+    """A draft to start from is such a draft as this round makes, of this target; a hub's is judged when it is here."""
+    said = asked.config.train.start
+    if not asked.serves or not said or to_be_fetched(said, asked.settings):
+        return
+    config, planned = asked.config, {} if isinstance(asked.draft, Eagle3Error) else asked.draft
+    try:
+        start = find_start(said, asked.settings, ObjectStore(asked.settings.store))
+    except MissingDraft as error:
+        yield str(error)
+        return
+    if start is not None:
+        shape = draft_shape(config.train, config.extract.taps, config.prepare.draft_vocab_size, asked.shape)
+        yield from start_faults(start, shape, planned, asked.target)
+
+
 def engine_reads_draft(asked: Asked) -> Iterator[str]:
     """An engine that does not load the draft as the trainer writes it has a layout that cannot express everything."""
     layout = find_engine(asked.config.serve_with).layout
@@ -217,6 +236,7 @@ CHECKS: tuple[Callable[[Asked], Iterable[str]], ...] = (
     draft_vocabulary_fits,
     training_devices_can,
     trainer_opens_target,
+    draft_to_start_from_fits,
     engine_reads_draft,
     draft_heads_divide,
 )

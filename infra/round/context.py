@@ -14,11 +14,13 @@ from infra.data.prompts import BUILTIN, Prompt, Refusal, load_prompts, next_prom
 from infra.data.tally import Tally
 from infra.data.template import Chat
 from infra.disk.guard import DiskGuard
+from infra.drafter.start import Start
 from infra.engines.registry import engine_version
 from infra.environments.building import environment_python
 from infra.errors import ConfigError, EnvironmentBuildError, MissingTarget
 from infra.machine.locks import round_lock
 from infra.round.keys import Inputs, StepKeys, step_keys
+from infra.round.start import find_start
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
 from infra.store.samples import Sample, read_samples
@@ -104,6 +106,11 @@ class RoundContext:
         return refusal
 
     @cached_property
+    def start(self) -> Start | None:
+        """The draft that training starts from; None where it starts anew (raises MissingDraft)."""
+        return find_start(self.config.train.start, self.settings, self.store)
+
+    @cached_property
     def store(self) -> ObjectStore:
         """The store that holds all rounds; a write that finds it full waits for room (:attr:`disk`)."""
         store = ObjectStore(self.settings.store)
@@ -147,6 +154,7 @@ class RoundContext:
                 evaluation_prompts=prompts_digest(self.evaluation_prompts),
                 versions=self.versions,
                 samples=self._samples_key,
+                start=self.start.digest if self.start is not None else None,
             ),
         )
 

@@ -12,22 +12,13 @@ from infra.engines.registry import find_engine
 from infra.errors import EngineError
 from infra.results import Layout
 from infra.round.context import RoundContext
+from infra.store.rounds import local_copy
 from infra.targets.target import Target
 
 
 def draft_folder(context: RoundContext) -> Path:
     """A local folder with this round's draft in speculators' format; fetched into scratch from a remote store."""
-    prefix = context.prefix("draft")
-    local = context.store.local_path(prefix)
-    if local is not None:
-        return local
-    folder = context.scratch / f"draft-{context.keys.draft}"
-    for item in context.store.list(prefix):
-        path = folder / item.path.removeprefix(prefix).lstrip("/")
-        if not path.exists() or path.stat().st_size != item.size:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(context.store.get(item.path))
-    return folder
+    return local_copy(context.store, context.prefix("draft"), context.scratch / f"draft-{context.keys.draft}")
 
 
 def served_draft(context: RoundContext, draft: Path) -> Path:

@@ -36,12 +36,15 @@ class Inputs:
     versions: dict[str, str]
     samples: str | None = None
     """Key of samples to stay with, whatever their own inputs are now (re-extraction)."""
+    start: str | None = None
+    """Hash of the draft that training starts from; None where it starts anew."""
 
 
 def step_keys(config: RoundConfig, inputs: Inputs) -> StepKeys:
     """Keys of every step of a round.
 
-    A prompt file enters by its chosen prompts (``inputs.prompts``), not by its name, so a moved file changes nothing.
+    A prompt file enters by its chosen prompts (``inputs.prompts``), and the draft to start from by its contents, not by
+    their names, so a moved file changes nothing.
     An engine's version enters with the hidden states, not with the answers: another version of the engine computes
     other states, but what the target said stays what the target said.
     """
@@ -62,7 +65,12 @@ def step_keys(config: RoundConfig, inputs: Inputs) -> StepKeys:
         version=inputs.versions[config.extract.engine],
         launch=config.engines[config.extract.engine],
     )
-    draft = key12(hidden=hidden, train=config.train, trainer=inputs.versions["speculators"])
+    draft = key12(
+        hidden=hidden,
+        train={name: value for name, value in decisive(config.train).items() if name != "start"},
+        trainer=inputs.versions["speculators"],
+        **({"start": inputs.start} if inputs.start else {}),
+    )
     evaluation = key12(
         draft=draft,
         prompts=inputs.evaluation_prompts,

@@ -38,19 +38,62 @@ def draft_size(config: RoundConfig, shape: TargetShape) -> tuple[int, int]:
     return trained, trained + (shape.vocab_size + vocab) * shape.hidden_size
 
 
+def kept_answers(config: RoundConfig) -> float:
+    """Answers to a prompt that become samples, on average: of a held-out prompt the first one alone does."""
+    return trained_answers(config) + config.prepare.heldout
+
+
+def trained_answers(config: RoundConfig) -> float:
+    """Answers to a prompt that are trained on, on average."""
+    return config.generate.answers_each * (1 - config.prepare.heldout)
+
+
+def asked_answers(config: RoundConfig) -> float:
+    """Answers that are asked for each sample."""
+    return config.generate.answers_each / kept_answers(config)
+
+
+def training_tokens(config: RoundConfig, tokens: int) -> int:
+    """Those of the samples' tokens that are trained on, once each."""
+    return round(tokens * trained_answers(config) / kept_answers(config))
+
+
+def steps_an_epoch(config: RoundConfig, tokens: int) -> int:
+    """Optimiser steps of one pass over the training samples, at least: each device takes one pack a step.
+
+    Args:
+        tokens: of all samples, held-out ones too.
+    """
+    return max(1, math.ceil(training_tokens(config, tokens) / (config.train.sequence_tokens * config.train.devices)))
+
+
+def optimiser_steps(config: RoundConfig, tokens: int) -> int:
+    """Optimiser steps of the whole training; ``max_steps`` may end it earlier."""
+    steps = config.train.epochs * steps_an_epoch(config, tokens)
+    return min(steps, config.train.max_steps or steps)
+
+
+def tokens_seen(config: RoundConfig, tokens: int) -> int:
+    """Tokens that the training goes through, every epoch counted."""
+    a_step = config.train.sequence_tokens * config.train.devices
+    seen = config.train.epochs * training_tokens(config, tokens)
+    return min(seen, config.train.max_steps * a_step) if config.train.max_steps is not None else seen
+
+
 def training_disk(config: RoundConfig, shape: TargetShape, tokens: int) -> int:
-    """Bytes of training: a checkpoint an epoch (weights, two moments, float32), and the draft in scratch and store."""
+    """Bytes of training: a checkpoint an epoch (weights, two moments, float32), and the draft in scratch and store.
+
+    A draft to start from is written once more, in float32.
+    """
     trained, stored = draft_size(config, shape)
     checkpoint = FLOAT32_BYTES * (stored + 2 * trained)
-    return trained_epochs(config, tokens) * checkpoint + 2 * BF16_BYTES * stored
+    begun_with = FLOAT32_BYTES * stored if config.train.start else 0
+    return trained_epochs(config, tokens) * checkpoint + begun_with + 2 * BF16_BYTES * stored
 
 
 def trained_epochs(config: RoundConfig, tokens: int) -> int:
-    """Epochs that are begun: ``max_steps`` may end training earlier."""
-    if config.train.max_steps is None:
-        return config.train.epochs
-    steps = max(1, math.ceil(tokens * (1 - config.prepare.heldout) / config.train.sequence_tokens))
-    return min(config.train.epochs, math.ceil(config.train.max_steps / steps))
+    """Epochs that are begun."""
+    return math.ceil(optimiser_steps(config, tokens) / steps_an_epoch(config, tokens))
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,8 @@
 """The published draft: its name and place, and what makes it count."""
 
-from pydantic import BaseModel, ConfigDict
-
 from infra.round.context import RoundContext
-from infra.store.objects import ObjectStore
-from infra.store.rounds import RoundStore, read_stored, whole
-
-PUBLICATION = "publication.json"
-
-
-class Publication(BaseModel):
-    """What makes a published draft count: the hash and size of each of its files. Written last."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    key: str
-    round: str
-    draft_key: str
-    files: dict[str, str]
-    sizes: dict[str, int] = {}
+from infra.store.publications import read_publication
+from infra.store.rounds import RoundStore, whole
 
 
 def draft_name(context: RoundContext) -> str:
@@ -34,7 +18,7 @@ def published_prefix(context: RoundContext) -> str:
 def publication_done(context: RoundContext) -> bool:
     """Whether the draft of this key is published and its files are whole, by their sizes."""
     prefix = published_prefix(context)
-    found = _publication(context.store, prefix)
+    found = read_publication(context.store, prefix)
     if found is None or found.key != context.keys.published:
         return False
     return whole(context.store, prefix, found.files, found.sizes)
@@ -43,10 +27,6 @@ def publication_done(context: RoundContext) -> bool:
 def publishing_rounds(context: RoundContext) -> list[RoundStore]:
     """The other rounds that published a draft for this round's target, by name."""
     root = f"published/{context.config.target.name}"
-    found = [_publication(context.store, f"{root}/{folder}") for folder in context.store.folders(root)]
+    found = [read_publication(context.store, f"{root}/{folder}") for folder in context.store.folders(root)]
     names = {item.round for item in found if item is not None} - {context.config.name}
     return [RoundStore(context.store, name) for name in sorted(names)]
-
-
-def _publication(store: ObjectStore, prefix: str) -> Publication | None:
-    return read_stored(store, f"{prefix}/{PUBLICATION}", Publication)

@@ -8,9 +8,12 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from infra.config.round import RoundConfig, TargetShape
 from infra.config.settings import Settings
 from infra.machine.learnt import amend, recall
 from infra.round.context import RoundContext
+from infra.round.needs import draft_size
+from infra.store.hidden import state_bytes_per_token
 
 STARTS = {"interleaved": 1.5, "abba": 4.0}
 """Engine starts that an evaluation waits for, by its layout: two side by side, or four one after another."""
@@ -57,6 +60,22 @@ class Work:
     draft_parameters: int
     draft_steps: int
     training_devices: int
+
+
+def work_of(config: RoundConfig, shape: TargetShape, sample_tokens: float) -> Work:
+    """What a round asks of a machine, given its mean sample's length in tokens."""
+    _, stored = draft_size(config, shape)
+    return Work(
+        weight_bytes=shape.weight_bytes,
+        devices=config.engines[config.serve_with].tensor_parallel,
+        generating=config.generate.concurrency,
+        serving=config.evaluate.concurrencies,
+        sample_tokens=sample_tokens,
+        token_bytes=state_bytes_per_token(config.extract.taps, shape.hidden_size),
+        draft_parameters=stored - shape.vocab_size * shape.hidden_size,  # the embedding is looked up, not multiplied
+        draft_steps=config.train.draft_steps,
+        training_devices=config.train.devices,
+    )
 
 
 def reference_rates(device: str, work: Work) -> Rates:

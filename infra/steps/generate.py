@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from infra.data.build import TOO_LONG, conversation
+from infra.data.build import TOO_LONG
 from infra.data.gate import template_gate
 from infra.data.masks import given_answers
 from infra.data.prompt import Message, Prompt
@@ -17,6 +17,7 @@ from infra.errors import DiskFull, EngineError
 from infra.progress import Meter, OnProgress
 from infra.round.context import RoundContext
 from infra.store.answers import Answer, AnswerLog, Status
+from infra.store.sample_ids import SampleId
 
 ANSWER_TOKEN_BYTES = 12
 """What a token of an answer takes in the journal or the store, its share of the conversation's text included."""
@@ -47,9 +48,37 @@ class Asking:
     quarantined: Collection[str] = ()
 
 
+@dataclass(frozen=True)
+class Talk:
+    """One conversation of the target with a prompt.
+
+    Args:
+        prompt: the prompt, with the turns that follow.
+        answer: which of the answers to it this conversation begins with, from 0.
+    """
+
+    prompt: Prompt
+    answer: int
+
+    @property
+    def turns(self) -> int:
+        """How many answers it has."""
+        return 1 + len(self.prompt.turns)
+
+    def sample(self, turn: int) -> str:
+        """Id of the sample that one of its turns becomes."""
+        return str(SampleId(self.prompt.id, turn, self.answer))
+
+
+def talks(context: RoundContext) -> list[Talk]:
+    """Every conversation that the round asks for; those that begin with one prompt follow one another."""
+    each = context.config.generate.answers_each
+    return [Talk(prompt, answer) for prompt in context.prompts for answer in range(each)]
+
+
 def answers_wanted(context: RoundContext) -> int:
-    """How many answers the prompts ask for: one a turn."""
-    return sum(1 + len(prompt.turns) for prompt in context.prompts)
+    """How many answers the round asks for: one a turn of each conversation."""
+    return sum(talk.turns for talk in talks(context))
 
 
 def answers_kept(context: RoundContext) -> list[Answer]:
@@ -82,10 +111,11 @@ def try_answer(context: RoundContext, asking: Asking, sample_id: str) -> None:
     """Go on with one sample's conversation alone; its answers are kept."""
     with _open_log(context) as log:
         done = log.done()
-        for prompt in context.prompts:
-            if prompt.id == conversation(sample_id):
+        name = SampleId.read(sample_id)
+        for talk in talks(context):
+            if (talk.prompt.id, talk.answer) == (name.prompt, name.answer):
                 for _ in _conversation(
-                    context, asking, prompt, done, lambda answer: context.disk.through(partial(log.add, answer))
+                    context, asking, talk, done, lambda answer: context.disk.through(partial(log.add, answer))
                 ):
                     pass
 
@@ -110,27 +140,27 @@ def _check_template(context: RoundContext, client: Client) -> None:
 
 def _ask(context: RoundContext, asking: Asking, log: AnswerLog, on_progress: OnProgress | None) -> None:
     done = log.done()
-    turns = {prompt.id: 1 + len(prompt.turns) for prompt in context.prompts}
-    open_prompts = [prompt for prompt in context.prompts if f"{prompt.id}#{turns[prompt.id] - 1}" not in done]
+    wanted = talks(context)
+    still_open = [talk for talk in wanted if talk.sample(talk.turns - 1) not in done]
     left_out = f" ({len(asking.quarantined)} quarantined)" if asking.quarantined else ""
-    meter = Meter(f"prompts answered{left_out}:", len(turns), len(turns) - len(open_prompts), on_progress)
+    meter = Meter(f"conversations{left_out}:", len(wanted), len(wanted) - len(still_open), on_progress)
 
     def record(answer: Answer) -> bool:
         new = log.add(answer)
         done.setdefault(answer.sample_id, answer)  # a conversation that is taken up again goes on after it
         return new
 
-    def converse(prompt: Prompt) -> int:
-        return sum(len(answer.answer_ids) for answer in _conversation(context, asking, prompt, done, record))
+    def converse(talk: Talk) -> int:
+        return sum(len(answer.answer_ids) for answer in _conversation(context, asking, talk, done, record))
 
     config = context.config.generate
-    while open_prompts:
-        again: list[Prompt] = []
-        todo = _while_there_is_room(context, open_prompts)
+    while still_open:
+        again: list[Talk] = []
+        todo = _while_there_is_room(context, still_open)
         with closing(run_pool(todo, converse, config.concurrency, 2 * config.concurrency)) as results:
-            for number, (prompt, outcome) in enumerate(results, 1):
+            for number, (talk, outcome) in enumerate(results, 1):
                 if isinstance(outcome, DiskFull):
-                    again.append(prompt)
+                    again.append(talk)
                     context.disk.wait(outcome)
                 elif isinstance(outcome, Exception):
                     raise outcome
@@ -138,55 +168,55 @@ def _ask(context: RoundContext, asking: Asking, log: AnswerLog, on_progress: OnP
                     meter.add(1, outcome)
                 if number % COMMIT_EVERY == 0:
                     log.commit()
-        open_prompts = again
+        still_open = again
 
 
-def _while_there_is_room(context: RoundContext, prompts: list[Prompt]) -> Iterator[Prompt]:
-    """The prompts; the next one waits while the disk is too full, and those in flight end meanwhile."""
+def _while_there_is_room(context: RoundContext, wanted: list[Talk]) -> Iterator[Talk]:
+    """The conversations; the next one waits while the disk is too full, and those in flight end meanwhile."""
     config = context.config.generate
     size = ANSWER_TOKEN_BYTES * config.max_tokens * (COMMIT_EVERY + 2 * config.concurrency)
-    for prompt in prompts:
+    for talk in wanted:
         context.disk.before("the next answers", store=size, scratch=size)
-        yield prompt
+        yield talk
 
 
 def _conversation(
-    context: RoundContext, asking: Asking, prompt: Prompt, done: dict[str, Answer], record: Keep
+    context: RoundContext, asking: Asking, talk: Talk, done: dict[str, Answer], record: Keep
 ) -> Iterator[Answer]:
     """Answer the open turns of one conversation, in order; each is recorded before the next is asked."""
+    prompt = talk.prompt
     messages: list[Message] | str = prompt.messages
     answers: list[Answer] = []
-    for turn in range(1 + len(prompt.turns)):
+    for turn in range(talk.turns):
         if isinstance(messages, str):
-            _skip_rest(prompt, turn, answers[-1], messages, done, record)
+            _skip_rest(talk, turn, answers[-1], messages, done, record)
             return
-        known = done.get(f"{prompt.id}#{turn}")
+        known = done.get(talk.sample(turn))
         if known is None:
-            known = _answer(context, asking, prompt, turn, messages)
+            known = _answer(context, asking, talk, turn, messages)
             record(known)
             yield known
         answers.append(known)
         if known.status != "ok":
             messages = TOO_LONG if known.finish_reason == TOO_LONG else "earlier turn unanswered"
-        elif turn < len(prompt.turns):
+        elif turn + 1 < talk.turns:
             messages = context.history.after(prompt.messages, answers, prompt.turns[: turn + 1])
 
 
-def _skip_rest(prompt: Prompt, turn: int, cause: Answer, reason: str, done: dict[str, Answer], record: Keep) -> None:
+def _skip_rest(talk: Talk, turn: int, cause: Answer, reason: str, done: dict[str, Answer], record: Keep) -> None:
     """A conversation has ended; its turns from ``turn`` on are recorded as left out."""
-    for later in range(turn, 1 + len(prompt.turns)):
-        sample_id = f"{prompt.id}#{later}"
-        if sample_id not in done:
+    for later in range(turn, talk.turns):
+        if (sample_id := talk.sample(later)) not in done:
             record(Answer(sample_id, [], [], [], reason, cause.engine, cause.sampling, "dropped", later))
 
 
-def _answer(context: RoundContext, asking: Asking, prompt: Prompt, turn: int, messages: list[Message]) -> Answer:
+def _answer(context: RoundContext, asking: Asking, talk: Talk, turn: int, messages: list[Message]) -> Answer:
     config = context.config.generate
-    sampling = Sampling.of(config, config.max_tokens, config.seed)
+    # A seed for each answer: two at one temperature would else be the same.
+    sampling = Sampling.of(config.sampling(talk.answer), config.max_tokens, config.seed + talk.answer)
     engine = f"{context.config.serve_with} {context.versions[context.config.serve_with]}"
     prompt_ids = context.chat.render(messages, context.config.prompts.template_args, add_generation_prompt=True)
-
-    sample_id = f"{prompt.id}#{turn}"
+    sample_id = talk.sample(turn)
 
     def made(answer_ids: list[int], finish: str, status: Status) -> Answer:
         return Answer(sample_id, messages, prompt_ids, answer_ids, finish, engine, vars(sampling), status, turn)

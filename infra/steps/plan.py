@@ -14,8 +14,17 @@ from infra.machine.host import folder_bytes, memory_available
 from infra.round.checks import draft_by_round
 from infra.round.context import RoundContext
 from infra.round.draft_layouts import layout_note
-from infra.round.needs import draft_size, memory_needed, training_disk
-from infra.round.rates import STARTS, Rates, Work, learnt_rates, reference_rates
+from infra.round.needs import (
+    asked_answers,
+    draft_size,
+    kept_answers,
+    memory_needed,
+    optimiser_steps,
+    tokens_seen,
+    training_disk,
+)
+from infra.round.rates import STARTS, Rates, learnt_rates, reference_rates, work_of
+from infra.round.recipe import recipe_notes
 from infra.round.sampling import sampling_notes
 from infra.round.status import look
 from infra.store.hidden import state_bytes_per_token
@@ -86,21 +95,28 @@ def make_plan(context: RoundContext, only: Collection[str] = ()) -> Plan:
     config, notes = context.config, list[str]()
     shape = _shape(context, notes)
     learnt = learnt_rates(context)
-    samples, prompt_tokens = _prompts(context, notes)
+    once, once_tokens = _prompts(context, notes)
+    kept = kept_answers(config)
+    samples, prompt_tokens = round(kept * once), round(kept * once_tokens)
     learnt_answer = learnt.answer_tokens if learnt is not None else None
     answer = config.generate.expected_tokens or learnt_answer or 0.75 * config.generate.max_tokens
     answer_tokens = round(samples * answer)
     sample_tokens = (prompt_tokens + answer_tokens) / max(1, samples)
-    rates = learnt or reference_rates(context.serving.device, _work(config, shape, sample_tokens))
+    rates = learnt or reference_rates(context.serving.device, work_of(config, shape, sample_tokens))
     if learnt is None:
         notes.append(f"times are {rates.origin}; after one round they are this machine's own")
     notes += [f"{name}: {text}" for name, tally in context.left_out.items() for text in tally.sentences()]
     tokens = prompt_tokens + answer_tokens
     token_bytes = state_bytes_per_token(config.extract.taps, shape.hidden_size)
     keys, done = _keys(context, notes)
-    notes += [*_layouts(context, shape), *sampling_notes(context)]
+    notes += [
+        *_layouts(context, shape),
+        *sampling_notes(context),
+    ]
     every = _steps(context, shape, rates, keys, done, samples, prompt_tokens, answer_tokens)
     steps = [step for step in every if not only or step.step in only]
+    if any(step.step == "draft" and not step.done for step in steps):
+        notes += recipe_notes(config, shape, len(context.prompts), tokens)
     memory = memory_needed(config, shape, samples, *draft_size(config, shape))
     needs: dict[Place, int] = {
         "store": sum(step.store_left for step in steps),
@@ -172,7 +188,7 @@ def _shape(context: RoundContext, notes: list[str]) -> TargetShape:
 
 
 def _prompts(context: RoundContext, notes: list[str]) -> tuple[int, int]:
-    """(samples, prompt tokens); later turns repeat the conversation, so they count with what came before.
+    """(samples, prompt tokens) with one answer a turn; later turns repeat what came before, so it counts with them.
 
     A turn whose prompt is too long is left out, and with it what follows in its conversation.
     """
@@ -245,9 +261,7 @@ def _steps(
     config, tokens = context.config, prompt_tokens + answer_tokens
     states = tokens * state_bytes_per_token(config.extract.taps, shape.hidden_size)
     _, stored = draft_size(config, shape)
-    train_tokens = tokens * (1 - config.prepare.heldout) * config.train.epochs
-    if config.train.max_steps is not None:
-        train_tokens = min(train_tokens, config.train.max_steps * config.train.sequence_tokens)
+    asked = asked_answers(config)
     starts, live = _served(config, answer_tokens / max(1, samples))
     engines = [find_engine(name) for name in ENGINES]
     titles = " and in ".join(f"{engine.title}'s" for engine in engines)
@@ -258,15 +272,21 @@ def _steps(
     # Of the files that the engine stages, as many are there at once as there are requests in flight.
     staged = states // max(1, samples) * min(samples, config.extract.concurrency)
     rows = (
-        ("answers", rates.start_seconds + answer_tokens / rates.generate_tokens, 6 * tokens, 0, f"{samples} answers"),
+        (
+            "answers",
+            rates.start_seconds + asked * answer_tokens / rates.generate_tokens,
+            6 * asked * tokens,
+            0,
+            f"{round(asked * samples)} answers",
+        ),
         ("samples", 2.0, 4 * tokens, 0, f"{tokens:,} tokens"),
         ("hidden", rates.start_seconds + tokens / rates.extract_tokens, states, 0, f"{size(states)} of states"),
         (
             "draft",
-            20 + train_tokens / rates.train_tokens,
+            20 + tokens_seen(config, tokens) / rates.train_tokens,
             training,
             checkpoints,
-            f"{config.train.epochs} epochs, {stored / 1e6:.0f}M parameters",
+            f"{config.train.epochs} epochs, {optimiser_steps(config, tokens):,} steps, {stored / 1e6:.0f}M parameters",
         ),
         ("eval", starts * rates.start_seconds + live / rates.serve_tokens, 1 << 16, 0, f"{live:,} tokens served"),
         ("published", 2.0, published, 0, f"the draft in {titles} layout"),
@@ -304,22 +324,6 @@ def _left(context: RoundContext, step: str, key: str | None, held: int, scratch:
     stored = sum(item.size for item in context.store.list(context.rounds.step_prefix(step, key)))
     staged = folder_bytes(context.settings.scratch_dir / context.config.name / f"train-{key}") if scratch else 0
     return max(0, held - scratch - stored), max(0, scratch - staged)
-
-
-def _work(config: RoundConfig, shape: TargetShape, sample_tokens: float) -> Work:
-    """What the round asks of a machine that has not done one yet."""
-    _, stored = draft_size(config, shape)
-    return Work(
-        weight_bytes=shape.weight_bytes,
-        devices=config.engines[config.serve_with].tensor_parallel,
-        generating=config.generate.concurrency,
-        serving=config.evaluate.concurrencies,
-        sample_tokens=sample_tokens,
-        token_bytes=state_bytes_per_token(config.extract.taps, shape.hidden_size),
-        draft_parameters=stored - shape.vocab_size * shape.hidden_size,  # the embedding is looked up, not multiplied
-        draft_steps=config.train.draft_steps,
-        training_devices=config.train.devices,
-    )
 
 
 def _served(config: RoundConfig, answer: float) -> tuple[float, int]:

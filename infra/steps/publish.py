@@ -8,7 +8,8 @@ from infra.errors import StoreError
 from infra.results import Report
 from infra.round.context import RoundContext
 from infra.round.draft_layouts import draft_folder, draft_for
-from infra.round.publication import PUBLICATION, Publication, published_prefix
+from infra.round.publication import published_prefix
+from infra.store.publications import PUBLICATION, Publication
 
 
 def publish(context: RoundContext, report: Report, cards: Mapping[str, str]) -> str:

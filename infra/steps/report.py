@@ -12,9 +12,10 @@ from infra.round import stored
 from infra.round.context import RoundContext
 from infra.round.draft_layouts import layouts
 from infra.round.ledger import Ledger
+from infra.round.needs import asked_answers
 from infra.round.publication import draft_name, published_prefix, publishing_rounds
 from infra.round.rates import STARTS, Rates, learn
-from infra.round.sampling import sampling_notes
+from infra.round.sampling import answering_words, sampling_notes
 from infra.round.stored import sample_counts
 from infra.steps.plan import Plan
 from infra.store.rounds import RoundStore, read_stored
@@ -79,7 +80,7 @@ def left_out(context: RoundContext) -> tuple[LeftOut, ...]:
 def _sampling(config: RoundConfig) -> dict[str, str]:
     given = config.generate.answers == "given"
     return {
-        "answers": "given by the data" if given else sampling_words(config.generate),
+        "answers": "given by the data" if given else answering_words(config.generate),
         "measured answers": sampling_words(config.evaluate),
     }
 
@@ -142,6 +143,7 @@ def learn_from(context: RoundContext, report: Report, ledger: Ledger) -> None:
         return
     start = sum(ledger.starts) / len(ledger.starts)
     tokens, answers = report.counts["tokens"], report.counts["supervised_tokens"]
+    asked = answers * asked_answers(context.config)
     served = sum(item.draft.output_tokens + item.plain.output_tokens for item in report.evaluation.measured)
 
     def rate(amount: float, step: str, without: float) -> float:
@@ -151,7 +153,7 @@ def learn_from(context: RoundContext, report: Report, ledger: Ledger) -> None:
         context,
         Rates(
             start_seconds=start,
-            generate_tokens=rate(answers, "generate", start + ledger.restarts["generate"]),
+            generate_tokens=rate(asked, "generate", start + ledger.restarts["generate"]),
             extract_tokens=rate(tokens, "extract", 0.5 * start + ledger.restarts["extract"]),
             train_tokens=rate(report.training.tokens, "train", 20),
             serve_tokens=rate(served, "evaluate", STARTS[report.evaluation.layout] * start),

@@ -92,6 +92,7 @@ def _job(context: RoundContext) -> TrainJob:
         workdir=workdir(context),
         free_bytes=context.config.budget.free_bytes,
         visible=context.devices if training_device(context) == "cuda" else (),
+        start=context.start,
     )
 
 
@@ -127,6 +128,7 @@ def _summary(context: RoundContext, result: TrainResult, files: dict[str, str], 
         trainer_version=context.versions["speculators"],
         draft_vocab_size=min(vocabulary, context.target.shape.vocab_size),
         coverage=result.coverage,
+        start=context.start.words if context.start is not None else "",
         files=files,
         sizes=sizes,
     )

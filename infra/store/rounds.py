@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
@@ -103,6 +104,19 @@ def read_stored(store: ObjectStore, path: str, kind: type[Kind]) -> Kind | None:
         return kind.model_validate_json(store.get(path))
     except (ObjectMissing, ValueError):
         return None
+
+
+def local_copy(store: ObjectStore, prefix: str, folder: Path) -> Path:
+    """The folder of a prefix where the store is one on this machine, else ``folder`` with a copy of what is there."""
+    local = store.local_path(prefix)
+    if local is not None:
+        return local
+    for item in store.list(prefix):
+        path = folder / item.path.removeprefix(prefix).lstrip("/")
+        if not path.exists() or path.stat().st_size != item.size:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(store.get(item.path))
+    return folder
 
 
 def whole(store: ObjectStore, prefix: str, files: Iterable[str], sizes: Mapping[str, int]) -> bool:

@@ -64,6 +64,33 @@ def fetch_snapshot(repository: str, revision: str, code: bool, folder: Path) -> 
     shutil.rmtree(folder / ".cache", ignore_errors=True)
 
 
+def fetch_files(repository: str, revision: str, names: Sequence[str], folder: Path) -> None:
+    """Some files of one revision of a hub's repository.
+
+    Args:
+        names: the files, as the repository names them.
+        folder: where they go.
+
+    Raises:
+        MissingTarget: the repository cannot be reached, lacks one of them, or they do not fit on the disk.
+    """
+    check_network()
+    from huggingface_hub import snapshot_download
+
+    name = f"{repository}@{revision}"
+    folder.mkdir(parents=True, exist_ok=True)
+    log.info(f"{name}: downloading")
+    with _reached(name):
+        get = functools.partial(
+            snapshot_download, repository, revision=revision, local_dir=folder, allow_patterns=list(names)
+        )
+        _check_room(repository, cast("list[DryRunFileInfo]", get(dry_run=True)), folder)
+        get()
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
+    if lacking := [file for file in names if not (folder / file).is_file()]:
+        raise MissingTarget(f"{name} has no {' and no '.join(lacking)}", fix="check the name and the revision")
+
+
 def _judge_small_files(name: str, folder: Path, files: Sequence[str], code: bool) -> str:
     """Refuse what its index, config or tokenizer tells to be unusable; the answer is what a round will miss."""
     from infra.targets.tokenizer import give_template, open_tokenizer  # it takes seconds to import

@@ -2,7 +2,8 @@
 
 ``cases/golden_store/state.tar.xz`` holds the store of a finished round (4 conversations, the stand-in engine) as commit
 275e3df wrote it, and the target's files but its weights, which :func:`standin.tiny.tiny_target` makes. Beside it lie
-the round's fields, its prompts and the keys that the commit gave its steps.
+the round's fields, its prompts and the keys that the commit gave its steps. The fields also name what that commit took
+for a learning rate and for layers, since the defaults differ.
 """
 
 import hashlib

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from standin.gate import Gate
 from standin.perturbed import perturbed
 from standin.training import PREFIX, TRAIN, Trainee
@@ -17,9 +18,12 @@ from infra.drafter import trainer
 from infra.drafter.acceptance import bootstrap
 from infra.drafter.checkpoint import publishable, settle, verify_draft
 from infra.drafter.progress import TrainProgress
+from infra.drafter.start import read_start, start_faults
 from infra.drafter.trainer import TrainerKilled, train
+from infra.drafter.vocabulary import choose_vocabulary, token_frequencies
 from infra.drafter.walk import walk
 from infra.drafter.walk_entry import draft_chains, load_draft
+from infra.engines.draft import read_config
 from infra.errors import GateError, TrainingError
 from infra.machine.processes.guarded import recorded
 from infra.store.reader import StatesReader
@@ -35,7 +39,7 @@ class Stopped(Exception):
 def test_trains_to_the_end_and_the_draft_can_be_used(tmp_path: Path, trainee: Trainee) -> None:
     samples = trainee.samples
     seen: list[TrainProgress] = []
-    job = trainee.job(tmp_path / "work", epochs=6)
+    job = trainee.job(tmp_path / "work", epochs=6, layers=2)
     result = train(job, samples, run_dir=tmp_path / "run", on_metrics=seen.append)
 
     assert result.steps == len(result.history) == 6 * TRAIN // 2
@@ -134,6 +138,29 @@ def test_goes_on_after_an_interrupt_and_after_kill_9(
     assert [step.loss for step in result.history] == [step.loss for step in calm.history]
     name = "model.safetensors"
     assert (result.checkpoint / name).read_bytes() == (calm.checkpoint / name).read_bytes(), "killed or not, one draft"
+
+
+def test_goes_on_from_an_earlier_draft_and_keeps_its_vocabulary(tmp_path: Path, trainee: Trainee) -> None:
+    run_dir = tmp_path / "run"
+    first = train(trainee.job(tmp_path / "first", epochs=4), trainee.samples, run_dir=run_dir)
+    earlier = publishable(first.checkpoint, tmp_path / "earlier", "org/tiny")
+    start = read_start("earlier", earlier)
+    further = [
+        replace(sample, loss_mask=[1] * len(sample.input_ids)) if sample.row % 2 else sample
+        for sample in trainee.samples
+    ]
+    job = replace(trainee.job(tmp_path / "further", max_steps=2), start=start)
+    assert list(start_faults(start, job.shape, read_config(first.checkpoint), trainee.target)) == []
+    result = train(job, further, run_dir=run_dir)
+
+    assert result.history[0].loss < 0.7 * first.history[0].loss, "it knows already what the earlier draft knows"
+    own, kept = (load_file(folder / "model.safetensors") for folder in (result.checkpoint, earlier))
+    by_frequency = choose_vocabulary(token_frequencies(further), 128, trainee.target.shape.vocab_size)
+    assert by_frequency is not None
+    assert by_frequency.d2t.tolist() != kept["d2t"].tolist() == own["d2t"].tolist()
+    assert own["fc.weight"].dtype == torch.float32
+    assert not torch.equal(own["fc.weight"].to(torch.bfloat16), kept["fc.weight"])
+    verify_draft(publishable(result.checkpoint, tmp_path / "draft", "org/tiny"), job.shape)
 
 
 def test_a_trainer_that_hangs_is_ended_and_the_next_attempt_goes_on(tmp_path: Path, trainee: Trainee) -> None:

@@ -60,7 +60,10 @@ def small_round(prompts: Path, evaluation: Path, name: str = "small") -> dict[st
         "generate": {"max_tokens": 16, "concurrency": 4, "timeout_seconds": 60},
         "prepare": {"heldout": 0.2, "max_tokens": 192, "draft_vocab_size": 128},
         "extract": {"taps": [1, 2, 3], "shard_bytes": 1 << 18, "object_bytes": 1 << 17, "concurrency": 2},
-        "train": {"epochs": 2, "max_steps": 8, "sequence_tokens": 256, "draft_steps": 2, "checkpoints_per_epoch": 2},
+        "train": {
+            "epochs": 2, "max_steps": 8, "sequence_tokens": 256, "draft_steps": 2, "checkpoints_per_epoch": 2,
+            "learning_rate": 1e-3, "layers": 1,
+        },
         "evaluate": {
             "prompts": {"source": str(evaluation), "count": 4, "max_prompt_tokens": 160},
             "max_tokens": 12, "drafts": 2, "concurrencies": [2], "heldout_count": 4, "layout": "interleaved",

@@ -7,7 +7,7 @@ import torch
 from standin.tiny import random_llama
 from transformers import LlamaForCausalLM
 
-from infra.config.round import TrainConfig
+from infra.config.training import TrainConfig
 from infra.drafter.job import TrainJob
 from infra.store.hidden import ShardWriter, StatesMeta, plan_shards, state_bytes_per_token
 from infra.store.objects import ObjectStore
@@ -37,7 +37,7 @@ class Trainee:
 
     def job(self, workdir: Path, **changes: object) -> TrainJob:
         """A training in ``workdir``; ``changes`` are fields of its ``TrainConfig``."""
-        fields = {"epochs": 2, "sequence_tokens": 64, "learning_rate": 5e-3, "warmup": 0.0, **changes}
+        fields = {"epochs": 2, "sequence_tokens": 64, "learning_rate": 5e-3, "warmup": 0.0, "layers": 1, **changes}
         config = TrainConfig(**fields)  # type: ignore[arg-type]
         return TrainJob(config, self.target, "cpu", self.taps, self.url, PREFIX, draft_vocab_size=128, workdir=workdir)
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 import pytest
 
 from infra.config.round import PrepareConfig
-from infra.data.build import BuildReport, build_samples, conversation
+from infra.data.build import HELD_OUT_ONCE, BuildReport, build_samples
 from infra.errors import GateError
 from infra.store.answers import Answer, Status
+from infra.store.sample_ids import SampleId
 
 
 def answer(
@@ -30,11 +31,11 @@ def many(conversations: int, turns: int = 2) -> list[Answer]:
 
 
 def train(report: BuildReport) -> set[str]:
-    return {conversation(sample.sample_id) for sample in report.samples if sample.split == "train"}
+    return {SampleId.read(sample.sample_id).prompt for sample in report.samples if sample.split == "train"}
 
 
 def heldout(report: BuildReport) -> set[str]:
-    return {conversation(sample.sample_id) for sample in report.samples if sample.split == "heldout"}
+    return {SampleId.read(sample.sample_id).prompt for sample in report.samples if sample.split == "heldout"}
 
 
 def test_a_sample_is_prompt_and_answer_with_the_answer_supervised() -> None:
@@ -59,6 +60,23 @@ def test_a_conversation_is_on_one_side_and_the_share_is_exact() -> None:
     report = build_samples(many(43, turns=3), PrepareConfig(heldout=0.2))
     assert not train(report) & heldout(report)
     assert (len(train(report)), len(heldout(report))) == (34, 9)
+
+
+def test_all_answers_to_a_prompt_are_on_one_side_and_held_out_ones_have_one() -> None:
+    """Of a held-out prompt the first answer is kept: the others are sampled otherwise than it is served."""
+    several = [replace(one, sample_id=f"{one.sample_id}.{number}") for one in many(20) for number in (1, 2)]
+    report = build_samples([*many(20), *several], PrepareConfig(heldout=0.2))
+    assert not train(report) & heldout(report)
+    assert (len(train(report)), len(heldout(report))) == (16, 4)
+    assert [sample.split for sample in report.samples] == ["train"] * 16 * 2 * 3 + ["heldout"] * 4 * 2
+    assert report.dropped == {HELD_OUT_ONCE: 4 * 2 * 2}
+    assert heldout(report) == heldout(build_samples(many(20), PrepareConfig(heldout=0.2)))
+
+
+def test_a_prompt_whose_first_answer_is_of_no_use_is_not_held_out() -> None:
+    answers = [answer("a", status="empty", tokens=0), replace(answer("a"), sample_id="a#0.1"), *many(2, turns=1)]
+    for seed in range(8):
+        assert "a" in train(build_samples(answers, PrepareConfig(heldout=0.9), seed=seed))
 
 
 def test_the_seed_decides_the_split() -> None:
@@ -97,7 +115,7 @@ def test_what_became_of_every_answer_is_counted() -> None:
     report = build_samples(answers, PrepareConfig())
     assert (report.answers, report.truncated, report.empty, report.refused, report.cut) == (10, 1, 2, 1, 0)
     assert report.dropped == {"boundary": 1, "rewritten": 2}
-    assert {conversation(sample.sample_id) for sample in report.samples} == {"c#0", "c#1", "c#2", "long"}
+    assert {SampleId.read(sample.sample_id).prompt for sample in report.samples} == {"c#0", "c#1", "c#2", "long"}
 
 
 def test_long_samples_are_cut_with_their_masks_and_counted() -> None:

@@ -83,7 +83,7 @@ def without_trainer(what: Asked) -> list[str]:
     return [said for check in checks for said in check(what)]
 
 
-@pytest.mark.parametrize("name", ["smoke", "smoke-sglang"])
+@pytest.mark.parametrize("name", ["smoke", "smoke-sglang", "small-gpu"])
 def test_rounds_that_can_end_are_not_refused(settings: Settings, name: str) -> None:
     assert refusals(a_round(name), settings) == []
 
@@ -147,6 +147,7 @@ def test_a_list_that_sglang_reads_otherwise_is_refused(settings: Settings) -> No
         ("0.5.9", {}, "SGLang 0.5.9 is not known"),
         ("0.5.16", {"train.norm_before_fc": True}, "SGLang 0.5.16 cannot express norm_before_fc"),
         ("0.5.17", {"train.norm_before_fc": True}, ""),
+        ("0.5.17", {"train.layers": 2}, ""),
     ],
 )
 def test_the_installed_version_decides(

@@ -10,8 +10,9 @@ import pytest
 
 from infra.config.keys import decisive, key12
 from infra.config.load import ROUNDS, build_round, load_round, round_file
-from infra.config.round import GenerateConfig, RoundConfig, Strict, TargetConfig, TrainConfig
+from infra.config.round import GenerateConfig, RoundConfig, Strict, TargetConfig
 from infra.config.settings import Settings
+from infra.config.training import TrainConfig
 from infra.errors import ConfigError, MissingTarget
 from infra.targets.target import open_target, read_shape, target_revision, weight_files
 
@@ -97,6 +98,13 @@ class TestRounds:
             ({"generate": {"max_tokens": 4000}}, "generate: max_prompt_tokens + max_tokens = 5024"),
             ({"evaluate": {"max_tokens": 3500}}, "evaluate: max_prompt_tokens + max_tokens = 4524"),
             ({"generate": {"temperature": "warm"}}, "generate.temperature"),
+            ({"generate": {"further_temperatures": [0]}}, "one answer at temperature 0 is enough"),
+            ({"generate": {"further_temperatures": [3]}}, "generate.further_temperatures.0"),
+            ({"generate": {"answers": "given", "further_temperatures": [1]}}, "needs `answers: target`"),
+            (
+                {"generate": {"temperature": 1, "top_k": 9, "further_temperatures": [0]}},
+                "top_k and min_p choose among tokens that are sampled",
+            ),
             ({"train": {"learning_rate": 0}}, "train.learning_rate"),
             ({"evaluate": {"concurrencies": []}}, "evaluate.concurrencies"),
         ],

@@ -10,6 +10,7 @@ from standin.machine import Machine, new_machine
 from standin.tiny import NAME, THINGS
 from standin.tiny_chat import make_target
 
+from infra.data.build import HELD_OUT_ONCE
 from infra.data.history import CUT, OTHER_HISTORY, UNPARTED, History
 from infra.data.prompt import Message
 from infra.engines.client.client import Client
@@ -20,6 +21,7 @@ from infra.round.context import RoundContext
 from infra.steps.generate import Asking, generate
 from infra.steps.prepare import HISTORIES, prepare, sample_counts
 from infra.store.answers import read_answers
+from infra.store.sample_ids import SampleId
 
 KIMI = (Path(__file__).parents[1] / "cases" / "templates" / "thinking-mark-is-special.jinja").read_text()
 SPECIAL = ("<think>", "</think>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>")
@@ -88,6 +90,70 @@ def test_a_conversation_that_ends_is_counted_and_does_not_stop_the_round(
     prepare(context)
     assert sample_counts(context)[reason] == 2
     assert len(context.samples) == 2 * CONVERSATIONS - 2
+
+
+class Killed(Exception):
+    """What ends the engine in the middle."""
+
+
+class Sampled(Engine):
+    """An engine whose answers show how they were sampled; it dies before answer ``dies_at``."""
+
+    def __init__(self, context: RoundContext, dies_at: int | None = None) -> None:
+        super().__init__(context, thinks)
+        self.asked: list[tuple[str, float, int]] = []
+        self.dies_at = dies_at
+
+    def generate(self, prompt_ids: Sequence[int], *sampling: Any, **_: Any) -> Generation:
+        [said] = sampling
+        if len(self.asked) == self.dies_at:
+            raise Killed
+        prompt = self.chat.decode(prompt_ids)
+        self.asked.append((prompt, said.temperature, said.seed))
+        text = f"So.</think>Much at {said.temperature} by {said.seed}.<|im_end|>"
+        return Generation(self.chat.encode(text), "stop", list(prompt_ids))
+
+
+SEVERAL = {"generate__further_temperatures": [1.0, 0.7], "generate__concurrency": 1}
+
+
+def test_several_answers_to_a_prompt_each_with_its_own_history(
+    thinking: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the middle and taken up again, the round makes the same samples as one that was not."""
+
+    def ready(folder: str) -> RoundContext:
+        made = thinking.copy(tmp_path / folder).enter(monkeypatch).round(**SEVERAL)
+        made.versions = {"vllm": "1", "speculators": "1"}
+        return made
+
+    calm = ready("calm")
+    engine = Sampled(calm)
+    generate(calm, Asking(cast(Client, engine), Flights()))
+    prepare(calm)
+    assert len(engine.asked) == 3 * 2 * CONVERSATIONS
+    seed = calm.config.generate.seed
+    assert {(temperature, said) for _, temperature, said in engine.asked} == {(0, seed), (1, seed + 1), (0.7, seed + 2)}
+    for prompt, temperature, said in engine.asked:
+        assert "Much at" not in prompt or f"Much at {temperature} by {said}." in prompt
+    split = {
+        kind: {SampleId.read(sample.sample_id) for sample in calm.samples if sample.split == kind}
+        for kind in ("train", "heldout")
+    }
+    assert not {name.prompt for name in split["train"]} & {name.prompt for name in split["heldout"]}
+    assert {name.answer for name in split["train"]} == {0, 1, 2}
+    assert {name.answer for name in split["heldout"]} == {0}
+    assert sample_counts(calm)[HELD_OUT_ONCE] == 2 * len(split["heldout"])
+
+    killed = ready("killed")
+    dying = Sampled(killed, dies_at=7)
+    with pytest.raises(Killed):
+        generate(killed, Asking(cast(Client, dying), Flights()))
+    again = Sampled(killed)
+    generate(killed, Asking(cast(Client, again), Flights()))
+    prepare(killed)
+    assert len(again.asked) == len(engine.asked) - 7
+    assert killed.samples == calm.samples
 
 
 def glued(_: History, messages: list[Message], answers: object, questions: Sequence[str]) -> list[Message]:

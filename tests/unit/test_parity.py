@@ -7,7 +7,8 @@ import torch
 from standin.sample_report import build
 from standin.tiny import random_llama
 
-from infra.config.round import RoundConfig, TargetShape, TrainConfig
+from infra.config.round import RoundConfig, TargetShape
+from infra.config.training import TrainConfig
 from infra.engines.client.extraction import States
 from infra.errors import ConfigError, GateError
 from infra.gates.agreement import Layers, Side, compare

@@ -1,5 +1,6 @@
 """The plan's speeds against what was measured, and its memory against what the round says."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,81 @@ def test_memory_of_a_cpu_round_holds_two_copies_and_the_window() -> None:
     found = make_plan(RoundContext(smoke, Settings()))
     assert found.gpu_bytes == 0
     assert found.memory_bytes == 2 * shape.weight_bytes + 4 * GIB + 128 * 512 * 4 * 576 * 2
+
+
+def step(found: Plan, name: str) -> float:
+    return next(step.seconds for step in found.steps if step.step == name)
+
+
+def test_several_answers_a_prompt_are_planned() -> None:
+    """All are asked for; of a held-out prompt one is kept, so states and training grow a little less."""
+    one, three = plan(SMOLLM2), plan(SMOLLM2, generate__further_temperatures=[1.0, 0.7])
+    assert three.samples == pytest.approx((3 * 0.9 + 0.1) * one.samples, abs=1)
+    assert three.prompt_tokens / three.samples == pytest.approx(one.prompt_tokens / one.samples, rel=0.01)
+    start = one.rates.start_seconds
+    assert step(three, "answers") - start == pytest.approx(3 * (step(one, "answers") - start), rel=0.01)
+    assert step(three, "hidden") - start == pytest.approx(2.8 * (step(one, "hidden") - start), rel=0.01)
+    assert step(three, "draft") - 20 == pytest.approx(3 * (step(one, "draft") - 20), rel=0.01)
+    asked = {name: next(step.what for step in found.steps if step.step == "answers") for name, found in
+             (("one", one), ("three", three))}  # fmt: skip
+    assert asked == {"one": f"{one.samples} answers", "three": f"{3 * one.samples} answers"}
+    assert three.disk_bytes > 2 * one.disk_bytes - sum(item.disk_bytes for item in one.steps if item.step != "hidden")
+
+
+GOOD = {
+    "prompts__count": 7000, "generate__expected_tokens": 129, "generate__further_temperatures": [1.0, 0.7, 1.0],
+    "train__sequence_tokens": 2048, "train__epochs": 6, "train__layers": 2,
+}  # fmt: skip
+
+
+def advice(**overrides: Any) -> list[str]:
+    return [note for note in plan(SMOLLM2, **overrides).notes if "measured on one H200" in note]
+
+
+def test_a_round_like_the_best_one_is_advised_of_more_data_only() -> None:
+    [said] = advice(**GOOD)
+    assert said.startswith("twice the prompts (14,000) should add 0.11 at most")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"train__epochs": 1}, r"undertrained: \d,\d\d\d optimiser steps.*raise train\.epochs to [34]"),
+        ({"train__max_steps": 500}, "undertrained: 500 optimiser steps.*and lift train.max_steps"),
+        ({"train__layers": 16}, r"undertrained: 0\.\d+ tokens for each of \d+M trained parameters"),
+        ({"prompts__count": 500}, r"\(1,000\) should add 0\.41 or more"),
+        ({"prompts__count": 2000}, r"\(4,000\) should add about 0\.24"),
+        ({"prompts__count": 3000}, r"\(6,000\) should add about 0\.16"),
+    ],
+)
+def test_a_plan_says_what_its_training_falls_short_of(changes: dict[str, Any], said: str) -> None:
+    assert any(re.search(said, note) for note in advice(**{**GOOD, **changes}))
+
+
+def test_a_training_that_goes_on_from_a_draft_is_not_called_undertrained() -> None:
+    assert not any("undertrained" in note for note in advice(**GOOD, train__from="round:earlier", train__max_steps=9))
+
+
+def test_samples_that_training_would_cut_are_told() -> None:
+    cut = {"prepare__max_tokens": 1536, "generate__max_tokens": 1024}
+    assert any(
+        "up to 1,536 tokens, and training cuts" in note
+        for note in plan(SMOLLM2, **cut, train__sequence_tokens=1024).notes
+    )
+    assert not any("training cuts" in note for note in plan(SMOLLM2, **cut, train__sequence_tokens=1536).notes)
+
+
+@pytest.mark.parametrize(("name", "host"), [("small-gpu", 64 * GIB), ("round2", 1024 * GIB)])
+def test_the_rounds_for_gpus_fit_and_are_trained_long_enough(
+    name: str, host: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.steps.plan.memory_available", lambda: host)
+    shipped = load_round(round_file(name))
+    found = make_plan(RoundContext(shipped, Settings())).model_copy(update={"rooms": ()})
+    plan_gate(shipped, found)
+    assert not any("optimiser steps" in note or "training cuts" in note for note in found.notes)
+    hurried = build_round(shipped.model_dump(mode="json"), {"train.epochs": 1, "budget.disk_bytes": 10**9})
+    short = make_plan(RoundContext(hurried, Settings())).model_copy(update={"rooms": ()})
+    assert any("optimiser steps" in note for note in short.notes)
+    with pytest.raises(GateError, match="its budget is"):
+        plan_gate(hurried, short)

@@ -30,7 +30,7 @@ ELSEWHERE = {"EAGLE3_FLOWS", "EAGLE3_ROOT"}
 """Read before there are settings: in deployments/bin, and where the checkout is looked for."""
 SECTIONS = tuple(RoundConfig.model_fields)
 FIELDS = {facts.name for facts in fields()}
-ROUNDS = {"smoke", "smoke-sglang", "round2", "tiny", "mine", "ROUND"}
+ROUNDS = {"smoke", "smoke-sglang", "small-gpu", "round2", "tiny", "mine", "ROUND"}
 """Rounds of the checkout, and what stands for a reader's own."""
 
 
@@ -218,7 +218,7 @@ def test_the_fields_reach_every_depth(name: str) -> None:
 def test_a_bound_a_default_and_a_knob_are_told() -> None:
     page = PAGES["docs/round-fields.md"]
     assert "| `generate.concurrency` | whole number ≥ 1, ≤ 4096 | `32` | Requests in flight. **knob** |" in page
-    assert '| `train.optimizer` | `adamw` or `muon` | `"adamw"` | Optimizer. |' in page
+    assert '| `train.scheduler` | `linear` or `cosine` or `none` | `"cosine"` | Learning-rate schedule. |' in page
     assert "| `name` | text | must be given |" in page
 
 

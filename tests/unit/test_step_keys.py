@@ -29,6 +29,7 @@ def changed(one: StepKeys, other: StepKeys) -> tuple[str, ...]:
         ({"generate.max_tokens": 64}, "answers"),
         ({"prompts.template_args": {"enable_thinking": False}}, "answers"),
         ({"generate.repetition_penalty": 1.1}, "answers"),
+        ({"generate.further_temperatures": [1.0]}, "answers"),
         ({"evaluate.temperature": 0.7, "evaluate.top_k": 20}, "eval"),
         ({"prepare.heldout": 0.2}, "samples"),
         ({"extract.taps": [3, 15, 27]}, "hidden"),
@@ -48,7 +49,7 @@ def test_sampling_values_that_came_later_are_in_no_key_at_their_default() -> Non
     generate, evaluate = decisive(GenerateConfig()), decisive(EvaluateConfig())
     assert {"temperature", "top_p"} < set(generate)
     assert "temperature" in evaluate
-    later = {"top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
+    later = {"further_temperatures", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
     assert not later & set(generate)
     assert not (later | {"top_p"}) & set(evaluate)
     assert decisive(GenerateConfig(presence_penalty=1.5))["presence_penalty"] == 1.5
@@ -64,6 +65,7 @@ def test_sampling_values_that_came_later_are_in_no_key_at_their_default() -> Non
         {"description": "another"},
         {"prompts.source": "/elsewhere/the-same.jsonl"},
         {"evaluate.prompts.source": "/elsewhere/the-same.jsonl"},
+        {"train.from": "/elsewhere/the-same-draft"},
         {"retention.states": "keep"},
         {"budget.hours": 9},
     ],
@@ -79,6 +81,7 @@ def test_knobs_change_no_key(override: dict[str, Any]) -> None:
         (replace(INPUTS, prompts="other"), "answers"),
         (replace(INPUTS, versions={"vllm": "0.33.0", "speculators": "0.9.0"}), "hidden"),
         (replace(INPUTS, versions={"vllm": "0.32.0", "speculators": "1.0.0"}), "draft"),
+        (replace(INPUTS, start="digest"), "draft"),
         (replace(INPUTS, evaluation_prompts="other"), "eval"),
     ],
 )

@@ -1,17 +1,20 @@
 """The walk over an answer, and the trainer's event stream."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from infra.config.round import TargetShape, TrainConfig
+from infra.config.round import TargetShape
+from infra.config.training import TrainConfig
 from infra.drafter.acceptance import ChainCounts
 from infra.drafter.dataset import DatasetFacts
 from infra.drafter.job import TrainJob, trainer_command
 from infra.drafter.progress import EventFile, TrainingEvents
+from infra.drafter.start import Start
 from infra.drafter.walk import Steps, count_steps, walk_chain
 from infra.errors import GateError
 from infra.targets.target import Target
@@ -124,11 +127,14 @@ def test_a_line_cut_by_a_kill_is_dropped_and_a_line_being_written_waits(tmp_path
     assert events.new() == [{"done": {"global_step": 6}}]
 
 
-def command(tmp_path: Path, device: str, size: int | None = 128, **changes: Any) -> list[str]:
+def command(
+    tmp_path: Path, device: str, size: int | None = 128, start: Start | None = None, **changes: Any
+) -> list[str]:
     shape = TargetShape(layers=4, hidden_size=64, vocab_size=256, weight_bytes=1, family="llama")
     target = Target(name="tiny", path=tmp_path / "tiny", shape=shape, revision="r")
     where = ("file:///store", "rounds/r/hidden/k")
     job = TrainJob(TrainConfig(**changes), target, device, (1, 2, 3), *where, size, tmp_path)  # type: ignore[arg-type]
+    job = replace(job, start=start)
     return list(trainer_command(job, DatasetFacts(100, 90, 5000, ""), Path("/env/bin/python")))
 
 
@@ -137,7 +143,7 @@ def after(arguments: list[str], flag: str) -> str:
 
 
 def test_the_command_leaves_nothing_to_the_trainers_defaults(tmp_path: Path) -> None:
-    arguments = command(tmp_path, "cpu", layers=2, checkpoints_per_epoch=4, max_steps=7)
+    arguments = command(tmp_path, "cpu", layers=2, checkpoints_per_epoch=4, epochs=4, max_steps=7)
     assert arguments[:3] == ["/env/bin/python", "-m", "infra.drafter.trainer_entry"]
     assert "--no-norm-before-residual" in arguments
     assert "--no-norm-before-fc" in arguments
@@ -152,6 +158,14 @@ def test_the_command_leaves_nothing_to_the_trainers_defaults(tmp_path: Path) -> 
     assert after(arguments, "--checkpoint-freq") == "0.25"
     assert (after(arguments, "--on-missing"), after(arguments, "--draft-vocab-size")) == ("raise", "128")
     assert (after(arguments, "--draft-attn-impl"), after(arguments, "--loss-implementation")) == ("sdpa", "eager")
+
+
+def test_a_draft_to_start_from_has_its_layers_itself(tmp_path: Path) -> None:
+    """speculators refuses flags of the decoder's shape beside it."""
+    arguments = command(tmp_path, "cpu", start=Start("earlier", tmp_path / "earlier", "0123"))
+    assert after(arguments, "--from-pretrained") == str(tmp_path / "start")
+    assert not {"--num-layers", "--draft-arch", "--full-attention-indices"} & set(arguments)
+    assert after(arguments, "--draft-vocab-size") == "128"
 
 
 def test_a_whole_vocabulary_is_not_named(tmp_path: Path) -> None:
