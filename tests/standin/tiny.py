@@ -62,7 +62,7 @@ def small_round(prompts: Path, evaluation: Path, name: str = "small") -> dict[st
         "extract": {"taps": [1, 2, 3], "shard_bytes": 1 << 18, "object_bytes": 1 << 17, "concurrency": 2},
         "train": {
             "epochs": 2, "max_steps": 8, "sequence_tokens": 256, "draft_steps": 2, "checkpoints_per_epoch": 2,
-            "learning_rate": 1e-3, "layers": 1,
+            "learning_rate": 1e-3, "optimizer": "adamw", "layers": 1,
         },
         "evaluate": {
             "prompts": {"source": str(evaluation), "count": 4, "max_prompt_tokens": 160},

@@ -37,7 +37,8 @@ class Trainee:
 
     def job(self, workdir: Path, **changes: object) -> TrainJob:
         """A training in ``workdir``; ``changes`` are fields of its ``TrainConfig``."""
-        fields = {"epochs": 2, "sequence_tokens": 64, "learning_rate": 5e-3, "warmup": 0.0, "layers": 1, **changes}
+        small = {"epochs": 2, "sequence_tokens": 64, "layers": 1}
+        fields = small | {"optimizer": "adamw", "learning_rate": 5e-3, "warmup": 0.0} | changes
         config = TrainConfig(**fields)  # type: ignore[arg-type]
         return TrainJob(config, self.target, "cpu", self.taps, self.url, PREFIX, draft_vocab_size=128, workdir=workdir)
 
