@@ -10,8 +10,22 @@ from infra.environments.building import default_cache, environment_folder
 CODE = Path(__file__).resolve().parents[1]
 POOL = "eagle3"
 HOST = "127.0.0.1"
+POLL_SECONDS = 5.0
+"""How often the worker that stays asks for runs: what a run waits for, and most of what an idle server does."""
+OWN_POLL_SECONDS = 1.0
+"""The same for the worker of one `eagle3 round`, which waits for it."""
 STACK = "EAGLE3_STACK"
 """Tells the servers and workers that this project starts from a user's own; holds the folder of their record."""
+
+LOOPS = {
+    "LATE_RUNS": "30",
+    "PAUSE_EXPIRATIONS": "30",
+    "CLEANUP_RECONCILER": "60",
+    "FOREMAN": "30",
+}
+"""Pause between two looks of services that Prefect runs every 5 or 15 s, in seconds: they mark runs Late, end pauses
+that ran out, clean up after lost workers and mark workers offline. Silent runs, schedules and cancellation are not
+among them."""
 
 
 def checkout() -> Path:
@@ -52,14 +66,15 @@ def server_environment(settings: Settings, port: int) -> dict[str, str]:
         "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
         # A start that waits for its deployment's slot looks again this often.
         "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "5",
+        **{f"PREFECT_SERVER_SERVICES_{name}_LOOP_SECONDS": seconds for name, seconds in LOOPS.items()},
     }
 
 
-def worker_environment(settings: Settings, api: str) -> dict[str, str]:
-    """Complete environment of the worker; its flow runs inherit it."""
+def worker_environment(settings: Settings, api: str, poll_seconds: float) -> dict[str, str]:
+    """Complete environment of the worker, which asks for runs that often; its flow runs inherit it."""
     return client_environment(settings, api) | {
         STACK: str(settings.run_dir),
-        "PREFECT_WORKER_QUERY_SECONDS": "1",
+        "PREFECT_WORKER_QUERY_SECONDS": str(poll_seconds),
         # Cancelling comes over a websocket; this is how long it takes when that is down.
         "PREFECT_WORKER_CANCELLATION_POLL_SECONDS": "5",
         "PREFECT_WORKER_ENABLE_CANCELLATION": "true",

@@ -12,7 +12,7 @@ from deployments.api import connect, healthy
 from deployments.automations import ensure_automations, load_automations
 from deployments.catalogue import catalogue
 from deployments.deploy import deploy, parameter_schemas
-from deployments.environment import HOST, POOL, api_url, checkout, server_environment, worker_environment
+from deployments.environment import HOST, POLL_SECONDS, POOL, api_url, checkout, server_environment, worker_environment
 from deployments.upkeep import WORKER, ensure_gpu_limit, ensure_pool, settle
 from infra.config.settings import Settings
 from infra.errors import ProcessFailed
@@ -54,9 +54,17 @@ Launch = Callable[[str, Sequence[str], dict[str, str], Path], Handle]
 
 
 def bring_up(
-    settings: Settings, port: int, launch: Launch, server: Handle | None = None, worker: Handle | None = None
+    settings: Settings,
+    port: int,
+    launch: Launch,
+    server: Handle | None = None,
+    worker: Handle | None = None,
+    poll_seconds: float = POLL_SECONDS,
 ) -> tuple[Handle, Handle]:
     """A running server and worker with everything deployed; starts what is not given.
+
+    Args:
+        poll_seconds: how often a worker that is started here asks for runs.
 
     Raises:
         ProcessFailed: one did not come up. What was started here is stopped again, on any error.
@@ -87,7 +95,9 @@ def bring_up(
             else:
                 settle(client)
                 since, worker_log = datetime.now(UTC), settings.log_dir / "prefect-worker.log"
-                worker = launch("Prefect worker", _worker_command(), worker_environment(settings, api), worker_log)
+                worker = launch(
+                    "Prefect worker", _worker_command(), worker_environment(settings, api, poll_seconds), worker_log
+                )
                 started.append(worker)
                 deploy(client, entries, schemas)
                 _wait(lambda: _polls(client, since), worker, worker_log, "the worker")

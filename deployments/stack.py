@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from deployments import profile
 from deployments.api import connect, healthy
-from deployments.environment import STACK, api_url
+from deployments.environment import OWN_POLL_SECONDS, STACK, api_url
 from deployments.launch import SERVER_WORDS, WORKER_WORDS, bring_up, detached, guarded
 from deployments.record import StackRecord, forget, read_record, running, write_record
 from deployments.upkeep import cancel_all, settle
@@ -122,7 +122,7 @@ def borrowed(settings: Settings) -> Iterator[str]:
         else:
             _clear(settings)
             port = free_port() if port_in_use(settings.api_port) else settings.api_port
-            server, worker = bring_up(settings, port, guarded(settings))
+            server, worker = bring_up(settings, port, guarded(settings), poll_seconds=OWN_POLL_SECONDS)
             write_record(settings, "round", port, (server.pid, worker.pid))
     if record is not None:
         yield record.api

@@ -2,11 +2,11 @@
 
 from collections.abc import Collection
 
-from prefect import task
+from prefect import get_run_logger, task
 from prefect.artifacts import create_table_artifact
 
 from infra.round.context import RoundContext
-from infra.steps.plan import Plan, make_plan
+from infra.steps.plan import Plan, in_brief, make_plan
 from infra.units import duration, size
 from tasks.options import STEP
 
@@ -32,4 +32,5 @@ def plan(context: RoundContext, only: Collection[str] = ()) -> Plan:
         f"{size(made.disk_bytes)} of disk ({size(made.disk_free)} free), about {duration(made.seconds)} to go."
         + "".join(f"\n\n- {note}" for note in made.notes),
     )
+    get_run_logger().info(in_brief(made))
     return made

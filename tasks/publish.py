@@ -16,7 +16,7 @@ from infra.results import Report
 from infra.round.context import RoundContext
 from infra.round.ledger import Ledger, Step
 from infra.round.publication import draft_name, publication_done
-from infra.round.stored import point
+from infra.round.stored import RESULTS, point
 from infra.steps.publish import publish as publish_draft
 from infra.steps.report import learn_from, write_report
 from infra.units import size
@@ -81,7 +81,7 @@ def report(context: RoundContext, made: Report, ledger: Ledger) -> Report:
 @task(task_run_name="report", **STEP)
 def report_again(context: RoundContext, made: Report) -> Report:
     """Show the report of a finished round; its results become the live ones."""
-    for step in ("answers", "samples", "draft", "eval", "published", "report"):
+    for step in RESULTS:
         point(context, step)
     _show(made)
     get_run_logger().info("every step of this round is done; nothing was redone")

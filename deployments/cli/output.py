@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,14 +15,38 @@ from rich.table import Table
 
 Json = Annotated[bool, typer.Option("--json", help="Print facts as JSON on standard output.")]
 _BEGIN = time.monotonic()
+SHOW_SECONDS = 30.0
+"""Pause between two lines of :func:`show` where the output is not a terminal."""
+_ERASE = "\r\x1b[K"
 
 facts_printed = False
 """Whether this command has printed its facts as JSON."""
+_shown_at = float("-inf")
+_in_place = False
+"""Whether the cursor stands behind a line of :func:`show`."""
 
 
 def say(text: str) -> None:
-    """One line of progress on stderr, with the seconds since the command began."""
-    print(f"[{time.monotonic() - _BEGIN:7.1f} s] {text}", file=sys.stderr, flush=True)
+    """One line of progress on stderr, with the seconds since the command began; takes the place of what is shown."""
+    global _in_place
+    print((_ERASE if _in_place else "") + _line(text), file=sys.stderr, flush=True)
+    _in_place = False
+
+
+def show(text: str) -> None:
+    """How far something is: a line that the next one replaces; where that cannot be, a line now and then."""
+    global _in_place, _shown_at
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        print(_ERASE + _line(text)[: width - 1], end="", file=sys.stderr, flush=True)
+        _in_place = True
+    elif time.monotonic() - _shown_at >= SHOW_SECONDS:
+        _shown_at = time.monotonic()
+        say(text)
+
+
+def _line(text: str) -> str:
+    return f"[{time.monotonic() - _BEGIN:7.1f} s] {text}"
 
 
 class _Said(logging.Handler):

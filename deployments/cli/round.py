@@ -1,67 +1,156 @@
 """``eagle3 round``: the main job, from nothing running to a printed acceptance table; and ``eagle3 run``."""
 
-import json
 import os
-import re
-import subprocess
 import sys
 import time
-from contextlib import suppress
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
 
 import typer
 
-from deployments.cli.output import Json, print_json, say
+from deployments.cli.follow import follow, state_of
+from deployments.cli.output import Json, print_json, say, show
 from deployments.cli.rounds import Set, open_deployed, parse_overrides
 from infra.config.round import RoundConfig
 from infra.config.settings import Settings
-from infra.errors import ProcessFailed
+from infra.errors import Eagle3Error, ProcessFailed
+from infra.units import duration
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
 
 CANCEL_SECONDS = 60.0
-SILENT_SECONDS = 300.0
-"""How long a run is still believed in whose server does not answer: a busy machine can keep it from that."""
-POLL_SECONDS = 2.0
-SAY_SECONDS = 10.0
-"""Pause between two lines about one wait."""
 Name = Annotated[str, typer.Argument(help="Name of a round: a file in deployments/rounds without its ending.")]
 
 
 def run_round(name: Name, overrides: Set = None, as_json: Json = False) -> None:
-    """Run a whole round: environments, server and worker, the flow, the acceptance table; leaves nothing running.
+    """Run a whole round: environments, target, server and worker, the flow, the acceptance table.
 
-    Uses the server and worker of `eagle3 up` if they run. Ctrl-C cancels the run.
+    Leaves nothing running, and starts nothing where all of it is there. Uses the server and worker of `eagle3 up` if
+    they run. Ctrl-C cancels the run.
     """
-    from deployments.cli.acceptance import read_report, show
-    from deployments.environment import api_url, ui_url
-    from deployments.record import running
-    from deployments.stack import borrowed
+    from deployments.cli import acceptance
+    from infra.round.context import RoundContext
+    from infra.steps.plan import in_brief, make_plan
 
-    settings, began = Settings(), time.monotonic()
+    settings = Settings()
     config = open_deployed(name, overrides)
     say(f"round {config.name}: {config.description or 'no description'}")
-    say(f"1 of 3: the environments of {' and '.join(config.used_engines)}; what is missing is built")
-    build_environments(config, settings)
-    say("2 of 3: a Prefect server and a worker")
-    with borrowed(settings) as api:
-        say("3 of 3: the round itself; what is done already is not done again")
-        say(f"UI while it runs: {ui_url(api)}")
-        run_id, state = _watch(api, config.name, parse_overrides(overrides), settings)
-    say(f"run {run_id} ended {state} after {time.monotonic() - began:.0f} s in all")
-    found = read_report(settings, config.name) if state == "Completed" else None
+    run_id, state = "", "Completed"
+    if finished(config, settings):
+        say(f"every step of it is done; `eagle3 run {config.name}` goes through them once more")
+    else:
+        with suppress(Eagle3Error):  # what the plan cannot do without, the run says
+            say(in_brief(make_plan(RoundContext(config, settings))))
+        run_id, state = _run(config, parse_overrides(overrides), settings)
+    found = acceptance.read_report(settings, config.name) if state == "Completed" else None
     if as_json:
         report = None if found is None else found[0].model_dump(mode="json") | {"where": found[1]}
-        print_json({"round": config.name, "run": run_id, "state": state, "report": report})
+        print_json({"round": config.name, "run": run_id or None, "state": state, "report": report})
     else:
         if found is not None:
-            show(*found)
-        still = running(settings)
-        place = ui_url(still.api) if still else f"`eagle3 up`, then {ui_url(api_url(settings.api_port))}"
-        print(f"To look at the run again: {place}/runs/flow-run/{run_id}")
+            acceptance.show(*found)
+        if run_id:
+            print(f"To look at the run again: {_place(settings)}/runs/flow-run/{run_id}")
     if state != "Completed":
         raise ProcessFailed(
             f"round {config.name} ended {state or 'unknown'}",
             fix=f"read what is above, then `eagle3 round {name}` again: it resumes",
         )
+
+
+def finished(config: RoundConfig, settings: Settings) -> bool:
+    """Whether the round is done and its results are the live ones, so that a run would change nothing."""
+    from infra.round.context import RoundContext
+    from infra.round.status import look
+    from infra.round.stored import all_live
+
+    try:
+        context = RoundContext(config, settings)
+        return look(context).finished and all_live(context)
+    except Eagle3Error:  # no target or no engine yet, or a store that is not fit: the run says so
+        return False
+
+
+def _run(config: RoundConfig, overrides: dict[str, Any], settings: Settings) -> tuple[str, str]:
+    """Set up what is missing and run the flow; (the run's id, the name of its final state)."""
+    from deployments.api import connect
+    from deployments.environment import ui_url
+    from deployments.stack import borrowed
+
+    began = time.monotonic()
+    say(f"1 of 2: {' and '.join(config.used_engines)}, the target, and a Prefect server with a worker")
+    with _fetching(config, settings) as fetched, borrowed(settings) as api:
+        build_environments(config, settings)
+        fetched()
+        say(f"2 of 2: the round itself; its log: {ui_url(api)}")
+        with connect(api) as client:
+            run = create_run(client, config.name, overrides)
+        try:
+            state = follow(api, run.id)
+        except KeyboardInterrupt:
+            _cancel(api, run.id)
+            raise
+    say(f"run {run.name} ended {state} after {duration(time.monotonic() - began)} in all")
+    return str(run.id), state
+
+
+@contextmanager
+def _fetching(config: RoundConfig, settings: Settings) -> Iterator[Callable[[], None]]:
+    """Fetch the target in a process beside; what this yields waits for it.
+
+    What it cannot fetch is left to the run, which says why.
+    """
+    target = config.target
+    if not (target.fetch and target.source) or (settings.models_dir / target.name / "config.json").is_file():
+        yield lambda: None
+        return
+    from infra.machine.processes.guarded import Guarded, Spec
+
+    command = (sys.executable, "-m", "deployments.cli", "target", "fetch", config.name)
+    fetch_log = settings.log_dir / "target-fetch.log"
+    fetch_log.parent.mkdir(parents=True, exist_ok=True)
+    # In this process's own folder, where relative settings begin, but with no code from there.
+    env = os.environ | {"PYTHONSAFEPATH": "1"}
+    spec = Spec(command=command, purpose="target fetch", log=fetch_log, env=env)
+    say(f"fetching {target.name} meanwhile; its log: {fetch_log}")
+    with Guarded.start(spec, settings.run_dir) as process:
+
+        def wait() -> None:
+            while process.wait(timeout=1.0) is None:
+                show(f"fetching {target.name}")
+            said = "here" if process.poll() == 0 else "could not be fetched; the run will try again"
+            say(f"target {target.name}: {said}")
+
+        yield wait
+
+
+def _place(settings: Settings) -> str:
+    """Where the UI is, or how to get it."""
+    from deployments.environment import api_url, ui_url
+    from deployments.record import running
+
+    still = running(settings)
+    return ui_url(still.api) if still else f"`eagle3 up`, then {ui_url(api_url(settings.api_port))}"
+
+
+def create_run(client: "SyncPrefectClient", name: str, overrides: dict[str, Any]) -> "FlowRun":
+    """Put a run of the round's deployment into the queue.
+
+    Raises:
+        ProcessFailed: the server has no such deployment.
+    """
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        deployment = client.read_deployment_by_name(f"eagle3/{name}")
+    except ObjectNotFound as error:
+        raise ProcessFailed(f"the server has no deployment eagle3/{name}", fix="eagle3 deploy") from error
+    parameters = {"overrides": overrides} if overrides else {}
+    return client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
 
 
 def start(name: Name, overrides: Set = None, as_json: Json = False) -> None:
@@ -76,19 +165,11 @@ def start(name: Name, overrides: Set = None, as_json: Json = False) -> None:
     record = running(Settings())
     if record is None:
         raise ProcessFailed("no Prefect server of ours is running", fix=f"eagle3 up, or eagle3 round {name}")
-    from prefect.exceptions import ObjectNotFound
-
     with connect(record.api) as client:
         for item in compare(client, catalogue()):
             if item.name == f"eagle3/{config.name}" and item.state != "current":
                 say(f"{item.name}: {item.said}")
-        try:
-            deployment = client.read_deployment_by_name(f"eagle3/{config.name}")
-        except ObjectNotFound as error:
-            raise ProcessFailed(f"the server has no deployment eagle3/{config.name}", fix="eagle3 deploy") from error
-        run = client.create_flow_run_from_deployment(
-            deployment.id, parameters={"overrides": parse_overrides(overrides)} if overrides else {}
-        )
+        run = create_run(client, config.name, parse_overrides(overrides))
     facts = {"run": str(run.id), "name": run.name, "url": f"{ui_url(record.api)}/runs/flow-run/{run.id}"}
     if as_json:
         print_json(facts)
@@ -107,75 +188,7 @@ def build_environments(config: RoundConfig, settings: Settings) -> None:
         say(f"environment {name} is ready ({time.monotonic() - begin:.1f} s)")
 
 
-def _watch(api: str, name: str, overrides: dict[str, Any], settings: Settings) -> tuple[str, str]:
-    """Run ``prefect deployment run eagle3/NAME --watch``, pass its output on; the run's id and final state's name.
-
-    The run is the worker's, not the watcher's: where that one ends early, the run is waited for all the same.
-    """
-    from deployments.environment import client_environment
-
-    command = [sys.executable, "-m", "prefect", "deployment", "run", f"eagle3/{name}", "--watch"]
-    if overrides:
-        command += ["--param", f"overrides={json.dumps(overrides)}"]
-    say(f"prefect {' '.join(command[3:])}")
-    # A session of its own: Ctrl-C must reach the run as a cancellation, not as the end of the one who watches it.
-    child = subprocess.Popen(
-        command,
-        env=client_environment(settings, api) | {"COLUMNS": os.environ.get("COLUMNS", "160")},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    run_id = ""
-    try:
-        assert child.stdout is not None
-        for line in child.stdout:
-            found = re.search(r"UUID: ([0-9a-f-]{36})", line)
-            run_id = run_id or (found[1] if found else "")
-            if "Parameters: {" not in line:
-                print(line, end="", file=sys.stderr, flush=True)
-        status = child.wait()
-        if not run_id:
-            raise ProcessFailed(f"`prefect deployment run eagle3/{name}` started no run (exit status {status})")
-        return run_id, _end_of(api, run_id, f"`prefect deployment run --watch` ended with exit status {status}")
-    except KeyboardInterrupt:
-        if run_id:
-            _cancel(api, run_id)
-        raise
-    finally:
-        child.terminate()
-        child.wait()
-        if child.stdout is not None:
-            child.stdout.close()
-
-
-def _end_of(api: str, run_id: str, why: str) -> str:
-    """Name of the run's final state, waited for; ``why`` is said when it is not final yet.
-
-    Raises:
-        ProcessFailed: the server did not answer for ``SILENT_SECONDS``.
-    """
-    answered, said = time.monotonic(), False
-    while True:
-        try:
-            name, final = _state(api, run_id)
-            answered = time.monotonic()
-        except ProcessFailed:
-            if time.monotonic() - answered > SILENT_SECONDS:
-                raise
-            name, final = "not to be learnt", False
-        if final:
-            return name
-        if not said:
-            said = True
-            say(f"{why}, and run {run_id} is {name}: it is waited for")
-        time.sleep(POLL_SECONDS)
-
-
-def _cancel(api: str, run_id: str) -> None:
+def _cancel(api: str, run_id: UUID) -> None:
     """Cancel the run and wait until it has ended, so that its engines and trainer are gone."""
     from prefect.states import Cancelling
 
@@ -188,30 +201,14 @@ def _cancel(api: str, run_id: str) -> None:
     except ProcessFailed as error:
         say(f"the run could not be cancelled, it ends with the worker: {error.what}")
         return
-    begin = told = time.monotonic()
+    begin = time.monotonic()
     with suppress(KeyboardInterrupt):
-        while True:
-            with suppress(ProcessFailed):  # a busy server: it is asked again
-                name, final = _state(api, run_id)
+        while (now := time.monotonic()) - begin <= CANCEL_SECONDS:
+            with suppress(ProcessFailed), connect(api) as client:  # a busy server: it is asked again
+                name, final = state_of(client, run_id)
                 if final:
                     say(f"run {run_id} is {name}")
                     return
-            now = time.monotonic()
-            if now - begin > CANCEL_SECONDS:
-                say(f"the run did not end within {CANCEL_SECONDS:.0f} s; it ends with the worker")
-                return
-            if now - told >= SAY_SECONDS:
-                told = now
-                say(f"waiting for the run to end its engines ({now - begin:.0f} s of at most {CANCEL_SECONDS:.0f})")
+            show(f"waiting for the run to end its engines ({now - begin:.0f} s of at most {CANCEL_SECONDS:.0f})")
             time.sleep(0.3)
-
-
-def _state(api: str, run_id: str) -> tuple[str, bool]:
-    """Name of the run's state, and whether it is final."""
-    from uuid import UUID
-
-    from deployments.api import connect
-
-    with connect(api) as client:
-        state = client.read_flow_run(UUID(run_id)).state
-    return (state.name or state.type.value, state.is_final()) if state is not None else ("unknown", False)
+        say(f"the run did not end within {CANCEL_SECONDS:.0f} s; it ends with the worker")

@@ -209,7 +209,7 @@ class EvaluateConfig(SamplingConfig):
     layout: Literal["auto", "interleaved", "abba"] = Field(
         default="auto",
         description="`interleaved`: both servers up, runs alternate (on one GPU give each its share in the rung's "
-        "flags); `abba`: launched A B B A; `auto`: interleaved on a CPU with memory for two, else abba.",
+        "flags); `abba`: one at a time, A B B A; `auto`: interleaved on a CPU with memory for two, else abba.",
     )
     tolerance: float = Field(
         default=0.05,

@@ -15,8 +15,8 @@ from infra.round.context import RoundContext
 from infra.round.needs import draft_size
 from infra.store.hidden import state_bytes_per_token
 
-STARTS = {"interleaved": 1.5, "abba": 4.0}
-"""Engine starts that an evaluation waits for, by its layout: two side by side, or four one after another."""
+STARTS = {"interleaved": 1.5, "abba": 3.0}
+"""Engine starts that an evaluation waits for, by its layout: two side by side, or three one after another."""
 
 
 class Rates(BaseModel):
@@ -85,29 +85,36 @@ def reference_rates(device: str, work: Work) -> Rates:
 
 BF16_BYTES = 2
 
-CPU_GFLOPS = 60.0
-"""float32 matrix work of the CPU that the reference was measured on, GFLOP/s."""
 CPU_PARAMETERS = 135e6
-CPU = Rates(
-    start_seconds=35,
-    generate_tokens=75,
-    extract_tokens=230,
-    train_tokens=260,
-    serve_tokens=35,
-    origin="scaled from 2 CPU cores, 135M parameters",
-)
+CPU_START_SECONDS = 35.0
+"""An engine's start: imports for the most part, which a wider CPU makes no faster."""
+CPU_TOKEN = {
+    "generate_tokens": (2.5e-3, 0.40),
+    "extract_tokens": (0.35e-3, 0.16),
+    "serve_tokens": (5.3e-3, 1.08),
+}
+"""A token of 135M parameters on 2 cores: seconds that no arithmetic makes shorter, and GFLOP of float32 matrix work.
+
+Fitted to two machines: 40 GFLOP/s (AVX2) made 80, 229 and 31 tokens/s, 370 GFLOP/s (AVX-512 with AMX) 281, 1,301 and
+121."""
+CPU_TRAIN_TOKEN_SECONDS = 0.45e-3
+"""The trainer for each token beside its matrices, which take six operations a parameter, token and draft step (190
+tokens/s at 40 GFLOP/s, 1,024 at 370)."""
 
 
 def _cpu_rates(work: Work) -> Rates:
     """Work a token grows with the parameters; a smaller target is not taken to be faster: other things bound it."""
-    scale = min(1.0, CPU_PARAMETERS * BF16_BYTES / max(work.weight_bytes, 1)) * matrix_gflops() / CPU_GFLOPS
-    return CPU.model_copy(
-        update={
-            "start_seconds": CPU.start_seconds / scale,
-            "generate_tokens": CPU.generate_tokens * scale,
-            "extract_tokens": CPU.extract_tokens * scale,
-            "train_tokens": CPU.train_tokens * scale,
-            "serve_tokens": CPU.serve_tokens * scale,
+    parameters, gflops = max(1.0, work.weight_bytes / (CPU_PARAMETERS * BF16_BYTES)), matrix_gflops()
+    speeds = {
+        name: 1 / (parameters * (seconds + arithmetic / gflops)) for name, (seconds, arithmetic) in CPU_TOKEN.items()
+    }
+    matrices = 6e-9 * work.draft_parameters * work.draft_steps / gflops
+    return Rates.model_validate(
+        {
+            **speeds,
+            "start_seconds": CPU_START_SECONDS * parameters,
+            "train_tokens": 1 / (CPU_TRAIN_TOKEN_SECONDS + matrices),
+            "origin": "scaled from 2 CPU cores, 135M parameters",
         }
     )
 

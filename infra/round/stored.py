@@ -18,6 +18,9 @@ COUNTED = TypeAdapter(dict[str, int])
 MADE_FROM = {"samples": ("answers",), "draft": ("hidden",), "eval": ("draft",), "published": ("draft", "hidden")}
 """Which earlier steps' keys a pointer names, so that retention can follow the chain."""
 
+RESULTS = ("answers", "samples", "draft", "eval", "published", "report")
+"""Steps whose results stay when a round is finished; its hidden states may go."""
+
 
 def point(context: RoundContext, step: str) -> None:
     """Make this round's key the step's live one, unless it is; hidden states have :func:`make_live` instead."""
@@ -29,6 +32,12 @@ def point(context: RoundContext, step: str) -> None:
     made: dict[str, object] = {"versions": context.versions}
     made |= {earlier: getattr(context.keys, earlier) for earlier in MADE_FROM.get(step, ())}
     context.rounds.point(step, key, made)
+
+
+def all_live(context: RoundContext) -> bool:
+    """Whether each of a finished round's results is the live one of its step."""
+    pointers = {step: context.rounds.current(step) for step in RESULTS}
+    return all(live is not None and live.key == getattr(context.keys, step) for step, live in pointers.items())
 
 
 def write_result(context: RoundContext, step: str, name: str, result: Result) -> None:

@@ -27,7 +27,7 @@ WARM_UP_PROMPTS = 4
 HELDOUT = "heldout"
 BLOCKS = 4
 LAUNCHES = 2
-"""How often ``abba`` launches each server."""
+"""How often the turn comes to each server in ``abba``."""
 
 
 class ServerLost(EngineError):
@@ -120,8 +120,8 @@ def measure(context: RoundContext, plain: Serving, drafted: Serving, sets: Seque
     """Serve every prompt set without and with the draft.
 
     Interleaved: both servers are up and blocks of prompts alternate A B B A, one block at a time, so that both see
-    the same noise. ``abba``: one server at a time, launched A B B A, half of the prompts each launch; all of them
-    each launch where halves would be too few for the requests in flight (:func:`split`).
+    the same noise. ``abba``: one server at a time, half of the prompts in each of A B B A; all of them in each where
+    halves would be too few for the requests in flight (:func:`split`). The two B share a launch.
     """
     live = LiveRuns({})
     order = ((False, 0), (True, 0), (True, 1), (False, 1))
@@ -148,7 +148,8 @@ def measure(context: RoundContext, plain: Serving, drafted: Serving, sets: Seque
                 live.add((prompt_set.name, concurrency, with_draft), done)
                 what = f"half {half + 1}/{LAUNCHES}" if len(blocks) == LAUNCHES else "all prompts"
                 log.info(f"{prompt_set.name} at {concurrency}: {what} served, draft: {with_draft}")
-        serving.stop()
+        if (with_draft, half) != (True, 0):  # it is the next one's server, too
+            serving.stop()
     return live
 
 

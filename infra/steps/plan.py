@@ -28,7 +28,7 @@ from infra.round.recipe import recipe_notes
 from infra.round.sampling import sampling_notes
 from infra.round.status import look
 from infra.store.hidden import state_bytes_per_token
-from infra.units import size
+from infra.units import duration, size
 
 BF16_BYTES = 2
 TURN_TOKENS = 8
@@ -81,6 +81,12 @@ class Plan(BaseModel):
     def makes_draft(self) -> bool:
         """Whether a draft is trained and served; otherwise hidden states are all that is wanted."""
         return any(step.step == "draft" for step in self.steps)
+
+
+def in_brief(plan: Plan) -> str:
+    """What is left to do and how long it takes, in a line."""
+    left = [f"{step.step} {duration(step.seconds)}" for step in plan.steps if not step.done]
+    return f"about {duration(plan.seconds)} to go: {', '.join(left)}" if left else "every step is done"
 
 
 def make_plan(context: RoundContext, only: Collection[str] = ()) -> Plan:

@@ -18,8 +18,10 @@ import pytest
 from standin.machine import Machine, Use
 from standin.tiny import NAME, tiny_target
 
+from deployments.cli import round as round_command
 from flows.eagle3 import eagle3
 from infra.config.load import build_round
+from infra.config.settings import Settings
 from infra.data.history import CUT
 from infra.results import Report
 from infra.round.context import RoundContext
@@ -200,3 +202,18 @@ def test_a_damaged_shard_is_seen(golden: Machine) -> None:
     shard.write_bytes(bytes(data))
 
     assert [plan.number for plan in faulty_shards(golden.round(), deep=True)] == [1]
+
+
+def test_a_finished_round_is_shown_and_nothing_is_started(
+    golden: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = golden.config()
+    monkeypatch.setattr(round_command, "open_deployed", lambda *_: config)
+    monkeypatch.setattr(round_command, "_run", lambda *_: pytest.fail("a run was started"))
+    round_command.run_round(config.name, as_json=True)
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["state"], facts["run"], facts["report"]["round"]) == ("Completed", None, config.name)
+    assert not round_command.finished(golden.config(train__epochs=9), Settings()), "a changed round is not done"
+    rounds = golden.round().rounds
+    rounds.point("draft", "0" * 12, {})
+    assert not round_command.finished(config, Settings()), "another draft is the live one"

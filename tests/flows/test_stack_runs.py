@@ -1,26 +1,30 @@
-"""What the command line does to the runs and schedules of a real Prefect server; workers and watchers are stand-ins."""
+"""What the command line does to the runs and schedules of a real Prefect server; workers are stand-ins."""
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
-from prefect import flow
+from prefect import flow, get_run_logger, task
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Completed, Running
+from standin.waiting import wait_for
 
 from deployments import upkeep
 from deployments.api import LIVE, connect, runs
 from deployments.catalogue import Entry
+from deployments.cli import follow as follow_command
 from deployments.cli import round as round_command
 from deployments.deploy import deploy
 from deployments.environment import POOL
@@ -150,15 +154,12 @@ def test_only_runs_of_our_workers_are_settled(client: SyncPrefectClient, caplog:
     client.set_flow_run_state(own.id, Completed(), force=True)
 
 
-class Watched:
-    """``eagle3 round`` on this server, with a watcher that names the run and ends with status 3."""
+class Followed:
+    """``eagle3 round`` on this server, with a run that is Running."""
 
     def __init__(self, client: SyncPrefectClient, api: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
-        self.run, self.said = begin(client, "watched"), list[str]()
+        self.run, self.said = begin(client, "followed"), list[str]()
         self.on_say: Callable[[str], None] = lambda _text: None
-        watcher = folder / "python"
-        watcher.write_text(f"#!/bin/sh\necho '  UUID: {self.run.id}'\nexit 3\n")
-        watcher.chmod(0o755)
 
         @contextmanager
         def borrowed(*_: Any) -> Iterator[str]:
@@ -171,70 +172,108 @@ class Watched:
 
         patch.setenv("EAGLE3_STATE_DIR", str(folder / "state"))
         patch.setattr("deployments.stack.borrowed", borrowed)
+        patch.setattr(round_command, "_fetching", lambda *_: nullcontext(lambda: None))
         patch.setattr(round_command, "build_environments", lambda *_: None)
+        patch.setattr(round_command, "create_run", lambda *_: self.run)
         patch.setattr(round_command, "say", say)
-        patch.setattr(round_command, "POLL_SECONDS", 0.0)
-        patch.setattr(round_command, "sys", SimpleNamespace(executable=str(watcher), stderr=sys.stderr))
+        patch.setattr(follow_command, "say", say)
+        patch.setattr(follow_command, "POLL_SECONDS", 0.0)
 
 
 @pytest.fixture
-def watched(client: SyncPrefectClient, api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    return Watched(client, api, tmp_path, monkeypatch)
+def followed(client: SyncPrefectClient, api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Followed:
+    return Followed(client, api, tmp_path, monkeypatch)
 
 
-def test_a_round_outlives_its_watcher(
-    watched: Watched, client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_round_is_followed_through_a_busy_servers_silence(
+    followed: Followed, client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real, failures = round_command._state, iter([True])
+    real, failures = follow_command.state_of, iter([True, True])
 
-    def busy(api: str, run_id: str) -> tuple[str, bool]:
+    def busy(client: SyncPrefectClient, run: UUID) -> tuple[str, bool]:
         if next(failures, False):
             raise ProcessFailed("the Prefect server does not answer")
-        return real(api, run_id)
+        return real(client, run)
 
     def complete(text: str) -> None:
         if "waited for" in text:
-            client.set_flow_run_state(watched.run.id, Completed(), force=True)
+            client.set_flow_run_state(followed.run.id, Completed(), force=True)
 
-    watched.on_say = complete
-    monkeypatch.setattr(round_command, "_state", busy)
+    followed.on_say = complete
+    monkeypatch.setattr(follow_command, "state_of", busy)
     monkeypatch.setenv("EAGLE3_API_PORT", "4444")
     round_command.run_round("tiny")
-    waiting, ended = watched.said[-3], watched.said[-1]
-    assert "ended with exit status 3, and run" in waiting
-    assert watched.said[-2] == "stack ended"
-    assert f"run {watched.run.id} ended Completed" in ended
-    assert f"http://127.0.0.1:4444/runs/flow-run/{watched.run.id}" in capsys.readouterr().out
+    *_, waiting, stack, ended = followed.said
+    assert waiting == f"the Prefect server does not answer: run {followed.run.id} is waited for"
+    assert stack == "stack ended"
+    assert f"run {followed.run.name} ended Completed" in ended
+    assert f"http://127.0.0.1:4444/runs/flow-run/{followed.run.id}" in capsys.readouterr().out
 
 
-def test_a_round_whose_server_is_lost_ends(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lost(_api: str, _run: str) -> tuple[str, bool]:
+def test_a_round_whose_server_is_lost_ends(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_client: SyncPrefectClient, _run: UUID) -> tuple[str, bool]:
         raise ProcessFailed("the Prefect server does not answer")
 
-    monkeypatch.setattr(round_command, "_state", lost)
-    monkeypatch.setattr(round_command, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(follow_command, "state_of", lost)
+    monkeypatch.setattr(follow_command, "SILENT_SECONDS", 0.0)
     with pytest.raises(ProcessFailed, match="does not answer"):
         round_command.run_round("tiny")
 
 
-def test_ctrl_c_cancels_a_run_that_lost_its_watcher(
-    watched: Watched, client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = round_command._state
+def test_ctrl_c_cancels_the_run(followed: Followed, client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = round_command.state_of
 
-    def interrupt(text: str) -> None:
-        if "waited for" in text:
-            raise KeyboardInterrupt
+    def interrupted(_client: SyncPrefectClient, _run: UUID) -> tuple[str, bool]:
+        raise KeyboardInterrupt
 
-    def worked(api: str, run_id: str) -> tuple[str, bool]:
+    def worked(client: SyncPrefectClient, run: UUID) -> tuple[str, bool]:
         """The worker ends what is being cancelled."""
-        found = real(api, run_id)
+        found = real(client, run)
         if found[0] == "Cancelling":
-            client.set_flow_run_state(watched.run.id, Cancelled(), force=True)
+            client.set_flow_run_state(run, Cancelled(), force=True)
         return found
 
-    watched.on_say = interrupt
-    monkeypatch.setattr(round_command, "_state", worked)
+    monkeypatch.setattr(follow_command, "state_of", interrupted)
+    monkeypatch.setattr(round_command, "state_of", worked)
     with pytest.raises(KeyboardInterrupt):
         round_command.run_round("tiny")
-    assert watched.said[-1] == f"run {watched.run.id} is Cancelled"
+    assert f"run {followed.run.id} is Cancelled" in followed.said
+
+
+def test_a_line_a_step_with_its_progress_and_what_is_warned_of(
+    api: str, client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, shown, looks = list[str](), list[str](), list[Any]()
+    monkeypatch.setattr(follow_command, "say", said.append)
+    monkeypatch.setattr(follow_command, "show", shown.append)
+
+    @task(task_run_name="a part")
+    def part() -> None:
+        pass
+
+    @task(task_run_name="first")
+    def first() -> None:
+        get_run_logger().info("3 of 8, 5 s left\nand more")
+        part()
+        wait_for(lambda: looks[0].update(client) or any("5 s left" in text for text in shown), "progress", 60)
+
+    @task(task_run_name="second")
+    def second() -> None:
+        get_run_logger().warning("it is warm")
+        raise ValueError("too warm")
+
+    @flow(name="stepwise")
+    def stepwise() -> None:
+        looks.append(follow_command._Shown(UUID(flow_run.id)))
+        first()
+        second(return_state=True)
+
+    with temporary_settings({PREFECT_API_URL: api}):
+        stepwise(return_state=True)
+    wait_for(lambda: looks[0].update(client) or {"it is warm", "ValueError: too warm"} <= set(said), "it is told", 60)
+    assert next(text.partition(" (")[0] for text in shown if "left" in text) == "first: 3 of 8, 5 s left"
+    assert [text.partition(":")[0] for text in said if text.startswith(("first", "a part", "second"))] == [
+        "first",
+        "second",
+    ]
+    assert not any("Traceback" in text for text in said)

@@ -80,7 +80,8 @@ class UserMachine:
         (flows / "cleanup.py").write_text(EMPTY.format(name="cleanup", parameters="dry_run: bool = True"))
         both = "config: dict, extracting: dict, serving: dict, samples: int = 8, overrides: dict = {}"
         (flows / "parity.py").write_text(EMPTY.format(name="parity", parameters=both))
-        (self.rounds / "tiny.yaml").write_text((ROUNDS / "tiny.yaml").read_text())
+        tiny = (ROUNDS / "tiny.yaml").read_text()
+        (self.rounds / "tiny.yaml").write_text(tiny.replace("fetch: true", "fetch: false"))
 
     @property
     def state_dir(self) -> Path:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,13 +21,15 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from deployments import profile
-from deployments.cli import acceptance, doctor
+from deployments.cli import acceptance, doctor, output
+from deployments.cli import round as round_command
 from deployments.cli.app import app, main
 from deployments.cli.rounds import parse_overrides
 from deployments.environment import STACK, server_environment, worker_environment
 from deployments.launch import SERVER_WORDS
 from deployments.profile import Earlier
 from deployments.record import StackRecord, write_record
+from infra.config.load import load_round, round_file
 from infra.config.settings import Settings
 from infra.errors import ConfigError, ProcessFailed
 from infra.machine.detached import Detached, find, start_detached, this_process
@@ -406,11 +409,54 @@ def test_clean_lists_and_then_deletes(
     assert "deleted: 0 B" in capsys.readouterr().out
 
 
+def test_progress_is_a_line_now_and_then_or_one_line_in_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for text in ("1 of 9", "2 of 9", "3 of 9"):
+        output.show(text)
+        now[0] += output.SHOW_SECONDS / 2
+    assert [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()] == ["1 of 9", "3 of 9"]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    output.show("4 of 9")
+    output.show("x" * 500)
+    output.say("done")
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    assert [part.partition("] ")[2][:6] for part in shown.split("\r\x1b[K")[1:]] == ["4 of 9", "xxxxxx", "done\n"]
+    assert max(map(len, shown.split("\r"))) < 200
+
+
+@pytest.mark.parametrize(("status", "said"), [(0, "here"), (3, "could not be fetched; the run will try again")])
+def test_the_target_is_fetched_meanwhile(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, said: str
+) -> None:
+    heard = list[str]()
+    fetcher = tmp_path / "python"
+    fetcher.write_text(f"#!/bin/sh\necho $* > {tmp_path}/asked\nexit {status}\n")
+    fetcher.chmod(0o755)
+    monkeypatch.setattr(round_command, "sys", SimpleNamespace(executable=str(fetcher)))
+    monkeypatch.setattr(round_command, "say", heard.append)
+    config = load_round(round_file("tiny"))
+    with round_command._fetching(config, settings) as wait:
+        wait()
+    assert (tmp_path / "asked").read_text() == "-m deployments.cli target fetch tiny\n"
+    assert heard[-1] == f"target {config.target.name}: {said}"
+    (tmp_path / "asked").unlink()
+    there = settings.models_dir / config.target.name / "config.json"
+    there.parent.mkdir(parents=True)
+    there.touch()
+    with round_command._fetching(config, settings) as wait:
+        wait()
+    assert not (tmp_path / "asked").exists()
+
+
 def test_children_get_our_settings_and_no_foreign_prefect(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "https://cloud.example/api")
     monkeypatch.setenv("PREFECT_API_KEY", "secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "for-the-store")
-    worker = worker_environment(settings, "http://127.0.0.1:1/api")
+    worker = worker_environment(settings, "http://127.0.0.1:1/api", 5.0)
     server = server_environment(settings, 1)
     assert worker["PREFECT_API_URL"] == "http://127.0.0.1:1/api"
     assert worker["EAGLE3_STATE_DIR"] == str(settings.state_dir)

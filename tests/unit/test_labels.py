@@ -79,6 +79,7 @@ class Both:
     def __init__(self, config: RoundConfig, engine: AnsweringEngine) -> None:
         self.context = SimpleNamespace(config=config, versions={"vllm": "0.32.0"}, serving=config.engines["vllm"])
         self.flights, self.client = Flights(), Client(engine.url, VllmDialect())
+        self.stops = 0
 
     def watched(self, timeout: float) -> Client:
         return self.client
@@ -88,6 +89,7 @@ class Both:
 
     def stop(self) -> None:
         """It stays."""
+        self.stops += 1
 
     def death(self, error: Exception) -> None:
         """It never dies."""
@@ -126,6 +128,7 @@ def judge(tmp_path: Path) -> Iterator[Judge]:
             patch.setattr(steps, "_serve", watched)
             live = measure(context, both, both, sets, how)
         servers.client.close()
+        assert servers.stops == (3 if how == "abba" else 0), "the two turns with the draft share a launch"
         predicted = Predicted(acceptance=acceptance(2.0, (1.0, 0.0)), joint=(1.0,), conditional=(1.0,))
         found = steps.judge(context, predicted, live, sets, how)
         return found, steps.shortfalls(context, found, sets)

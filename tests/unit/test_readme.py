@@ -30,7 +30,7 @@ ELSEWHERE = {"EAGLE3_FLOWS", "EAGLE3_ROOT"}
 """Read before there are settings: in deployments/bin, and where the checkout is looked for."""
 SECTIONS = tuple(RoundConfig.model_fields)
 FIELDS = {facts.name for facts in fields()}
-ROUNDS = {"smoke", "smoke-sglang", "small-gpu", "round2", "tiny", "mine", "ROUND"}
+ROUNDS = {"smoke", "laptop", "smoke-sglang", "small-gpu", "round2", "tiny", "mine", "ROUND"}
 """Rounds of the checkout, and what stands for a reader's own."""
 
 
