@@ -30,10 +30,11 @@ def generate(context: RoundContext, server: Serving, ledger: Ledger, step: Step)
         point(context, "answers")
         return
     kept = steps.answers_kept(context)
-    step.came_to(whole=False, part=bool(kept), detail=f"{len(kept)} answers of an earlier run kept" if kept else "")
+    detail = f"{kept.total()} answers of an earlier run kept" if kept else ""
+    step.came_to(whole=False, part=bool(kept), detail=detail)
     progress = ProgressArtifact("generate", "answers", server.log_tail)
     if config.answers == "target":
-        _ask(context, server, progress, sum(answer.finish_reason == steps.QUARANTINED for answer in kept))
+        _ask(context, server, progress, kept[steps.QUARANTINED])
     else:
         steps.generate(context, None, progress)
     point(context, "answers")

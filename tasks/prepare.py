@@ -15,6 +15,5 @@ def prepare(context: RoundContext, step: Step) -> None:
     step.reused = steps.prepare(context)
     point(context, "samples")
     counts = sample_counts(context)
-    tokens = sum(len(sample.input_ids) for sample in context.samples)
     dropped = ", ".join(f"{value} {name}" for name, value in counts.items() if value and name != "answers")
-    step.detail = f"{len(context.samples)} samples, {tokens:,} tokens; {dropped}"
+    step.detail = f"{len(context.samples)} samples, {context.samples.tokens:,} tokens; {dropped}"

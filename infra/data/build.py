@@ -2,14 +2,15 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from infra.config.round import PrepareConfig
 from infra.data.history import OTHER_HISTORY, History
 from infra.errors import GateError
 from infra.store.answers import GIVEN, Answer
+from infra.store.columns import Lazy
 from infra.store.sample_ids import SampleId
 from infra.store.samples import Sample
 
@@ -25,7 +26,7 @@ class BuildReport:
     """The samples of a round and what became of every answer.
 
     Attributes:
-        samples: in row order.
+        samples: in row order, each made from its answer when it is asked for.
         answers: how many answers went in.
         truncated: answers cut at the longest answer (they are used all the same).
         empty: answers without a token, left out.
@@ -34,7 +35,7 @@ class BuildReport:
         dropped: other answers left out, by the reason in their ``finish_reason``.
     """
 
-    samples: list[Sample]
+    samples: Sequence[Sample]
     answers: int = 0
     truncated: int = 0
     empty: int = 0
@@ -43,7 +44,7 @@ class BuildReport:
     dropped: dict[str, int] = field(default_factory=dict)
 
 
-def with_right_histories(answers: Mapping[str, Answer], history: History) -> list[Answer]:
+def with_right_histories(answers: Mapping[str, Answer], history: History) -> Sequence[Answer]:
     """The answers; a later turn whose prompt is not what the target's earlier answers make of it becomes ``dropped``.
 
     Whatever wrote the answers (an earlier version, say), each prompt is made again here, from the earlier answers'
@@ -52,16 +53,24 @@ def with_right_histories(answers: Mapping[str, Answer], history: History) -> lis
     Args:
         answers: by sample id.
     """
-    return [_with_right_history(answer, answers, history) for answer in answers.values()]
+    names = list(answers)
+    later = [name for name in names if not name.endswith("#0")]  # a first turn has no history
+    faults = {name: fault for name in later if (fault := _history_fault(answers[name], answers, history))}
+
+    def judged(place: int) -> Answer:
+        answer = answers[names[place]]
+        fault = faults.get(names[place])
+        return replace(answer, status="dropped", finish_reason=fault) if fault else answer
+
+    return Lazy(len(names), judged)
 
 
-def _with_right_history(answer: Answer, answers: Mapping[str, Answer], history: History) -> Answer:
+def _history_fault(answer: Answer, answers: Mapping[str, Answer], history: History) -> str | None:
     if not answer.turn or answer.status != "ok" or answer.engine == GIVEN:
-        return answer
+        return None
     name = SampleId.read(answer.sample_id)
     earlier = [found for turn in range(answer.turn) if (found := answers.get(name.at(turn)))]
-    fault = history.fault(answer, earlier) if len(earlier) == answer.turn else OTHER_HISTORY
-    return replace(answer, status="dropped", finish_reason=fault) if fault else answer
+    return history.fault(answer, earlier) if len(earlier) == answer.turn else OTHER_HISTORY
 
 
 def wrong_histories(samples: Sequence[Sample], history: History) -> int:
@@ -69,13 +78,14 @@ def wrong_histories(samples: Sequence[Sample], history: History) -> int:
 
     Samples that cannot be compared are not counted: an earlier turn is not there, was cut, or cannot be shown again.
     """
-    turns = {sample.sample_id: _answer(sample) for sample in samples if sample.engine != GIVEN}
+    rows = {sample.sample_id: row for row, sample in enumerate(samples) if sample.engine != GIVEN}
     wrong = 0
-    for answer in turns.values():
-        name = SampleId.read(answer.sample_id)
-        earlier = [found for turn in range(answer.turn) if (found := turns.get(name.at(turn)))]
-        if answer.turn and len(earlier) == answer.turn:
-            wrong += history.fault(answer, earlier) == OTHER_HISTORY
+    for sample_id, row in rows.items():
+        name = SampleId.read(sample_id)
+        earlier = [place for turn in range(name.turn) if (place := rows.get(name.at(turn))) is not None]
+        if name.turn and len(earlier) == name.turn:
+            answers = [_answer(samples[place]) for place in earlier]
+            wrong += history.fault(_answer(samples[row]), answers) == OTHER_HISTORY
     return wrong
 
 
@@ -97,7 +107,17 @@ def _answer(sample: Sample) -> Answer:
     )
 
 
-def build_samples(answers: Iterable[Answer], config: PrepareConfig, seed: int = 0) -> BuildReport:
+class _Weighed(NamedTuple):
+    """What is remembered of an answer, at its place among the others."""
+
+    place: int
+    name: SampleId
+    tokens: int
+    truncated: bool
+    fate: Fate
+
+
+def build_samples(answers: Sequence[Answer], config: PrepareConfig, seed: int = 0) -> BuildReport:
     """Samples in row order: training rows first, then held-out rows, each ordered by a hash of seed and prompt.
 
     All that answers a prompt is on one side. Of the prompts whose first answer is used ``round(heldout * prompts)`` are
@@ -107,27 +127,37 @@ def build_samples(answers: Iterable[Answer], config: PrepareConfig, seed: int = 
     Raises:
         GateError: only one such prompt is left, so nothing can be held out.
     """
-    given = list(answers)
-    names = [SampleId.read(answer.sample_id) for answer in given]
-    fates = [_fate(answer, config.max_tokens) for answer in given]
-    first = {name.prompt for name, (kind, _) in zip(names, fates, strict=True) if kind == "used" and not name.answer}
+    weighed = [_weighed(place, answer, config.max_tokens) for place, answer in enumerate(answers)]
+    first = {item.name.prompt for item in weighed if item.fate[0] == "used" and not item.name.answer}
     ranked = sorted(first, key=lambda prompt: _rank(seed, prompt))
     heldout = set(ranked[: _heldout_count(len(ranked), config.heldout)])
-    fates = [
-        ("dropped", HELD_OUT_ONCE) if fate[0] == "used" and name.answer and name.prompt in heldout else fate
-        for name, fate in zip(names, fates, strict=True)
+    weighed = [
+        item._replace(fate=("dropped", HELD_OUT_ONCE))
+        if item.fate[0] == "used" and item.name.answer and item.name.prompt in heldout
+        else item
+        for item in weighed
     ]
-    counts = Counter(kind for kind, _ in fates)
-    used = [answer for answer, (kind, _) in zip(given, fates, strict=True) if kind == "used"]
-    used.sort(key=lambda answer: _order(answer, seed, heldout))
+    counts = Counter(item.fate[0] for item in weighed)
+    used = [item for item in weighed if item.fate[0] == "used"]
+    used.sort(key=lambda item: _order(item.name, seed, heldout))
     return BuildReport(
-        samples=[_sample(row, answer, config.max_tokens, heldout) for row, answer in enumerate(used)],
-        answers=len(given),
-        truncated=sum(answer.finish_reason == "length" for answer in given),
+        samples=Lazy(len(used), lambda row: _sample(row, answers[used[row].place], config.max_tokens, heldout)),
+        answers=len(weighed),
+        truncated=sum(item.truncated for item in weighed),
         empty=counts["empty"],
         refused=counts["refused"],
-        cut=sum(len(answer.prompt_ids) + len(answer.answer_ids) > config.max_tokens for answer in used),
-        dropped=dict(sorted(Counter(reason for kind, reason in fates if kind == "dropped").items())),
+        cut=sum(item.tokens > config.max_tokens for item in used),
+        dropped=dict(sorted(Counter(item.fate[1] for item in weighed if item.fate[0] == "dropped").items())),
+    )
+
+
+def _weighed(place: int, answer: Answer, max_tokens: int) -> _Weighed:
+    return _Weighed(
+        place=place,
+        name=SampleId.read(answer.sample_id),
+        tokens=len(answer.prompt_ids) + len(answer.answer_ids),
+        truncated=answer.finish_reason == "length",
+        fate=_fate(answer, max_tokens),
     )
 
 
@@ -170,9 +200,8 @@ def _heldout_count(prompts: int, share: float) -> int:
     return min(max(1, round(share * prompts)), prompts - 1) if prompts else 0
 
 
-def _order(answer: Answer, seed: int, heldout: set[str]) -> tuple[bool, bytes, int, str]:
-    prompt = SampleId.read(answer.sample_id).prompt
-    return prompt in heldout, _rank(seed, prompt), answer.turn, answer.sample_id
+def _order(name: SampleId, seed: int, heldout: set[str]) -> tuple[bool, bytes, int, str]:
+    return name.prompt in heldout, _rank(seed, name.prompt), name.turn, str(name)
 
 
 def _rank(seed: int, name: str) -> bytes:

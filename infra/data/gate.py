@@ -2,7 +2,6 @@
 
 import unicodedata
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 from infra.config.round import GenerateConfig
 from infra.data.build import HELD_OUT_ONCE, TOO_LONG, BuildReport
@@ -43,10 +42,7 @@ def data_gate(
             expected="at least two",
             fix="see why the generate step answered nothing",
         )
-    _rows(samples)
-    for sample in samples:
-        _tokens(sample, vocab_size)
-    _supervised(samples)
+    _samples(samples, vocab_size)
     leakage_gate(training, evaluation)
 
 
@@ -159,8 +155,12 @@ def _share(report: BuildReport, count: int, bound: float, what: str, cause: str,
         )
 
 
-def _rows(samples: Sequence[Sample]) -> None:
+def _samples(samples: Sequence[Sample], vocab_size: int) -> None:
+    """Look at each sample once: they may be made as they are asked for."""
     seen: set[str] = set()
+    splits: list[str] = []
+    tokens = supervised = 0
+    bare = ""
     for place, sample in enumerate(samples):
         if sample.row != place:
             raise _stop(f"sample {sample.sample_id} at place {place} has row {sample.row}", expected="rows 0, 1, 2 ...")
@@ -170,14 +170,24 @@ def _rows(samples: Sequence[Sample]) -> None:
                 expected="one sample for each answered turn",
                 fix="look for prompts or answers with the same id",
             )
-        seen.add(sample.sample_id)
-    for one, other in pairwise(samples):
-        if one.split == "heldout" and other.split == "train":
+        if sample.split == "train" and splits[-1:] == ["heldout"]:
             raise _stop(
-                f"training row {other.row} comes after held-out row {one.row}",
+                f"training row {sample.row} comes after held-out row {place - 1}",
                 expected="all training rows first (the trainer splits by position)",
             )
-    missing = {"train", "heldout"} - {sample.split for sample in samples}
+        _tokens(sample, vocab_size)
+        seen.add(sample.sample_id)
+        if sample.split not in splits:
+            splits.append(sample.split)
+        written = sum(sample.loss_mask)
+        tokens, supervised = tokens + len(sample.input_ids), supervised + written
+        bare = bare or ("" if written else sample.sample_id)
+    _splits(splits)
+    _supervised(tokens, supervised, bare)
+
+
+def _splits(found: Sequence[str]) -> None:
+    missing = {"train", "heldout"} - set(found)
     if missing:
         raise _stop(
             f"there are no samples for {sorted(missing)}",
@@ -201,18 +211,16 @@ def _tokens(sample: Sample, vocab_size: int) -> None:
         )
 
 
-def _supervised(samples: Sequence[Sample]) -> None:
-    tokens = sum(len(sample.input_ids) for sample in samples)
-    supervised = sum(sum(sample.loss_mask) for sample in samples)
+def _supervised(tokens: int, supervised: int, bare: str) -> None:
+    """``bare``: the first sample without a supervised token."""
     if supervised in (0, tokens):
         raise _stop(
             f"{supervised // tokens:.0%} of {tokens} tokens are supervised. Likely cause: loss masks that do not tell "
             "prompt from answer",
             expected="the answers' tokens, and those only",
         )
-    for sample in samples:
-        if not any(sample.loss_mask):
-            raise _stop(f"sample {sample.sample_id} has no supervised token", expected="an answer in every sample")
+    if bare:
+        raise _stop(f"sample {bare} has no supervised token", expected="an answer in every sample")
 
 
 def _stop(

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 import datasets
@@ -17,6 +18,7 @@ from infra.store.samples import Sample
 BACKEND = "eagle3-store"
 """Name under which the trainer knows our way of reading hidden states."""
 
+BATCH_ROWS = 1024
 FACTS = "eagle3.json"
 ROWS = "rows.json"
 """File of the dataset that lists the row of each of its samples: quarantined rows are not in it."""
@@ -74,20 +76,7 @@ def write_dataset(samples: Sequence[Sample], folder: Path, vocabulary: Vocabular
     partial = folder.with_name(folder.name + ".partial")
     for stale in (partial, folder):
         shutil.rmtree(stale, ignore_errors=True)
-    table = datasets.Dataset.from_dict(
-        {
-            "input_ids": [list(sample.input_ids) for sample in samples],
-            "loss_mask": [[int(mask) for mask in sample.loss_mask] for sample in samples],
-            "seq_len": [len(sample.input_ids) for sample in samples],
-        },
-        features=datasets.Features(
-            {
-                "input_ids": datasets.List(datasets.Value("int64")),
-                "loss_mask": datasets.List(datasets.Value("int64")),
-                "seq_len": datasets.Value("int64"),
-            }
-        ),
-    )
+    table = _table(samples)
     try:
         # The trainer compares tensors: without the torch format saved with it, every row would be a list.
         table.with_format("torch").save_to_disk(str(partial), num_proc=None)
@@ -100,6 +89,25 @@ def write_dataset(samples: Sequence[Sample], folder: Path, vocabulary: Vocabular
         shutil.rmtree(partial, ignore_errors=True)  # on a full disk its room is wanted
         raise
     return facts
+
+
+def _table(samples: Sequence[Sample]) -> datasets.Dataset:
+    """The dataset's columns; a batch at a time is in memory as Python numbers."""
+    kinds = {
+        "input_ids": datasets.List(datasets.Value("int64")),
+        "loss_mask": datasets.List(datasets.Value("int64")),
+        "seq_len": datasets.Value("int64"),
+    }
+    tables = []
+    rest = iter(samples)
+    while batch := list(islice(rest, BATCH_ROWS)):
+        columns = {
+            "input_ids": [list(sample.input_ids) for sample in batch],
+            "loss_mask": [[int(mask) for mask in sample.loss_mask] for sample in batch],
+            "seq_len": [len(sample.input_ids) for sample in batch],
+        }
+        tables.append(datasets.Dataset.from_dict(columns, features=datasets.Features(kinds)))
+    return datasets.concatenate_datasets(tables)
 
 
 def read_facts(folder: Path) -> DatasetFacts | None:
@@ -117,7 +125,7 @@ def dataset_rows(folder: Path) -> list[int]:
 
 
 def _facts(samples: Sequence[Sample], vocabulary: Vocabulary | None) -> DatasetFacts:
-    train, last = 0, -1
+    train, tokens, last = 0, 0, -1
     digest = hashlib.sha256()
     for position, sample in enumerate(samples):
         if sample.row <= last:
@@ -129,11 +137,11 @@ def _facts(samples: Sequence[Sample], vocabulary: Vocabulary | None) -> DatasetF
                     f"training row {sample.row} follows held-out rows", expected="training samples first"
                 )
             train += 1
+            tokens += len(sample.input_ids)
         digest.update(
             json.dumps([sample.row, list(sample.input_ids), [int(mask) for mask in sample.loss_mask]]).encode()
         )
     if vocabulary is not None:
         digest.update(vocabulary.token_ids.tobytes())
     train_ratio(len(samples), train)
-    tokens = sum(len(sample.input_ids) for sample in samples[:train])
     return DatasetFacts(len(samples), train, tokens, digest.hexdigest())

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +55,7 @@ def token_frequencies(samples: Iterable[Sample]) -> Counter[int]:
     counts: Counter[int] = Counter()
     for sample in samples:
         if sample.split == "train":
-            counts.update(token for token, mask in zip(sample.input_ids, sample.loss_mask, strict=True) if mask)
+            counts.update(compress(sample.input_ids, sample.loss_mask))
     return counts
 
 

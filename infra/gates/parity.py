@@ -6,7 +6,7 @@ tokens, one engine after the other, and stops the round unless they agree.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from infra.config.load import build_round
 from infra.config.round import EngineName, RoundConfig
@@ -58,22 +58,23 @@ def sequences(context: RoundContext) -> list[list[int]]:
 
     The longest is where chunked prefill has something to cut.
     """
-    return _spread(context, [list(sample.input_ids) for sample in context.samples])
+    return _spread(context, context.samples.token_counts.tolist(), context.samples.token_ids)
 
 
 def prompt_sequences(context: RoundContext) -> list[list[int]]:
     """As :func:`sequences`, from the round's prompts under the target's template: no samples are needed."""
     arguments = context.config.prompts.template_args
-    return _spread(context, [context.chat.render(prompt.messages, arguments) for prompt in context.prompts])
+    rendered = [context.chat.render(prompt.messages, arguments) for prompt in context.prompts]
+    return _spread(context, [len(ids) for ids in rendered], rendered.__getitem__)
 
 
-def _spread(context: RoundContext, sequences: list[list[int]]) -> list[list[int]]:
+def _spread(context: RoundContext, lengths: list[int], ids: Callable[[int], list[int]]) -> list[list[int]]:
     bounds = context.config.gates.parity
-    sequences.sort(key=len, reverse=True)
-    count = min(bounds.samples, len(sequences))
-    places = {round(number * (len(sequences) - 1) / max(1, count - 1)) for number in range(count)}
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    count = min(bounds.samples, len(order))
+    places = {round(number * (len(order) - 1) / max(1, count - 1)) for number in range(count)}
     longest = min(bounds.tokens, context.extracting.max_model_len - 1)
-    return [sequences[place][:longest] for place in sorted(places)]
+    return [ids(order[place])[:longest] for place in sorted(places)]
 
 
 def conversations(context: RoundContext) -> list[list[Message]]:

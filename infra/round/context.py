@@ -23,7 +23,7 @@ from infra.round.keys import Inputs, StepKeys, step_keys
 from infra.round.start import find_start
 from infra.store.objects import ObjectStore
 from infra.store.rounds import RoundStore
-from infra.store.samples import Sample, read_samples
+from infra.store.samples import Samples
 from infra.targets.target import Target, open_target
 
 
@@ -159,9 +159,9 @@ class RoundContext:
         )
 
     @cached_property
-    def samples(self) -> list[Sample]:
+    def samples(self) -> Samples:
         """The samples of this key, by row (raises StoreError while they are not prepared)."""
-        return read_samples(self.store, self.prefix("samples"))
+        return Samples(self.store, self.prefix("samples"))
 
     @property
     def extracting(self) -> EngineConfig:

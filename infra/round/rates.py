@@ -189,9 +189,21 @@ def _name(context: RoundContext) -> str:
 
 
 def learnt_rates(context: RoundContext) -> Rates | None:
-    """Rates of the last complete round of this target on this machine, or None."""
+    """Rates of the last complete round of this target on this machine, or None.
+
+    Where none had answers of this length, those of another length will do, but for the length itself.
+    """
+    known, name = recall(rates_path(context.settings)), _name(context)
+    found = _read(known.get(name))
+    if found is not None:
+        return found
+    others = (_read(value) for other, value in known.items() if other.startswith(f"{name.rpartition('/')[0]}/"))
+    return next((rates.model_copy(update={"answer_tokens": None}) for rates in others if rates is not None), None)
+
+
+def _read(stored: object) -> Rates | None:
     try:
-        return Rates.model_validate(recall(rates_path(context.settings)).get(_name(context)))
+        return Rates.model_validate(stored)
     except ValidationError:
         return None
 

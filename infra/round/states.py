@@ -1,5 +1,6 @@
 """The round's hidden states in the store: which shards there are, which verify, which generation is live."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from infra.config.round import RoundConfig
@@ -8,11 +9,12 @@ from infra.disk.retention import is_published
 from infra.engines.registry import find_engine
 from infra.errors import StoreError
 from infra.round.context import RoundContext
+from infra.store.columns import Lazy
 from infra.store.hidden import ShardPlan, plan_shards, state_bytes_per_token, verify_shard
 from infra.store.hidden import discard_shard as discard
 from infra.store.manifest import StatesMeta
 from infra.store.reader import quarantined_rows
-from infra.store.samples import Sample
+from infra.store.samples import Sample, TokenIds
 
 
 def states_meta(context: RoundContext) -> StatesMeta:
@@ -33,7 +35,7 @@ def shards_of(context: RoundContext) -> list[ShardPlan]:
     """The shards that hold the round's samples."""
     config = context.config.extract
     size = state_bytes_per_token(config.taps, context.target.shape.hidden_size)
-    return plan_shards([len(sample.input_ids) for sample in context.samples], size, config.shard_bytes)
+    return plan_shards(context.samples.token_counts.tolist(), size, config.shard_bytes)
 
 
 def faulty_shards(context: RoundContext, deep: bool) -> dict[ShardPlan, str]:
@@ -42,7 +44,7 @@ def faulty_shards(context: RoundContext, deep: bool) -> dict[ShardPlan, str]:
     Args:
         deep: read every object and compare its checksum, too.
     """
-    tokens = {sample.row: sample.input_ids for sample in context.samples}
+    tokens = TokenIds(context.samples)
     faults = {}
     for plan in shards_of(context):
         fault = verify_shard(context.store, context.prefix("hidden"), plan, states_meta(context), tokens, deep=deep)
@@ -56,10 +58,11 @@ def quarantined_samples(context: RoundContext) -> list[Sample]:
     return [context.samples[row] for row in quarantined_rows(context.store, context.prefix("hidden"))]
 
 
-def extracted_samples(context: RoundContext) -> list[Sample]:
+def extracted_samples(context: RoundContext) -> Sequence[Sample]:
     """The samples whose states are there to be trained on, by row: all but the quarantined ones."""
-    left_out = set(quarantined_rows(context.store, context.prefix("hidden")))
-    return [sample for sample in context.samples if sample.row not in left_out]
+    samples, left_out = context.samples, set(quarantined_rows(context.store, context.prefix("hidden")))
+    rows = [row for row in range(len(samples)) if row not in left_out]
+    return Lazy(len(rows), lambda place: samples[rows[place]])
 
 
 def generation(context: RoundContext) -> dict[str, object]:

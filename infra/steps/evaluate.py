@@ -87,7 +87,8 @@ def prompt_sets(context: RoundContext) -> list[PromptSet]:
 
 def heldout_samples(samples: Sequence[Sample], count: int) -> list[Sample]:
     """The first ``count`` held-out samples: the prediction and the live run use the same ones."""
-    return [sample for sample in samples if sample.split == "heldout"][:count]
+    heldout = (sample for sample in samples if sample.split == "heldout")
+    return [sample for _, sample in zip(range(count), heldout, strict=False)]
 
 
 def layout(context: RoundContext) -> str:

@@ -17,7 +17,7 @@ from infra.store.hidden import ShardPlan, ShardWriter, state_bytes_per_token
 
 def wait_for_room(context: RoundContext, plan: ShardPlan) -> None:
     """Return when the shard, and what the engine stages for it, fits the disk budget (raises GateError)."""
-    tokens = [len(context.samples[row].input_ids) for row in plan.rows]
+    tokens = context.samples.token_counts[plan.first_row : plan.end_row].tolist()
     size = state_bytes_per_token(context.config.extract.taps, context.target.shape.hidden_size)
     staged = _staging_bytes(context, sum(tokens) // max(1, len(tokens)))
     context.disk.before(f"shard {plan.number}", store=sum(tokens) * size, scratch=staged)
@@ -61,8 +61,8 @@ class Extraction:
     ) -> None:
         self._round, self._extractor, self._flights = context, extractor, flights
         samples = context.samples
-        self._samples = {sample.row: sample for sample in samples}
-        self._left_out = {sample.row for sample in samples if sample.sample_id in quarantined}
+        self._samples = samples
+        self._left_out = {sample.row for sample in samples if sample.sample_id in quarantined} if quarantined else set()
         rows = [row for plan in todo for row in plan.rows if row not in self._left_out]
         concurrency = context.config.extract.concurrency
         self._states: Generator[tuple[int, States | DiskFull], None, None] = run_ordered(

@@ -1,5 +1,6 @@
 """The generate step: the target answers the prompts, or the answers that the data has are taken."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -69,6 +70,11 @@ class Talk:
         """Id of the sample that one of its turns becomes."""
         return str(SampleId(self.prompt.id, turn, self.answer))
 
+    @property
+    def samples(self) -> list[str]:
+        """Ids of the samples of all its turns, in order."""
+        return [self.sample(turn) for turn in range(self.turns)]
+
 
 def talks(context: RoundContext) -> list[Talk]:
     """Every conversation that the round asks for; those that begin with one prompt follow one another."""
@@ -81,10 +87,10 @@ def answers_wanted(context: RoundContext) -> int:
     return sum(talk.turns for talk in talks(context))
 
 
-def answers_kept(context: RoundContext) -> list[Answer]:
-    """The answers of this round's key that are there, committed or in the journal."""
+def answers_kept(context: RoundContext) -> Counter[str]:
+    """How many answers of this round's key are there, committed or in the journal, by why they ended."""
     with _open_log(context) as log:
-        return list(log.done().values())
+        return log.finish_reasons()
 
 
 def generate(context: RoundContext, asking: Asking | None, on_progress: OnProgress | None = None) -> None:
@@ -99,8 +105,10 @@ def generate(context: RoundContext, asking: Asking | None, on_progress: OnProgre
     """
     with _open_log(context) as log:
         if asking is None:
-            for answer in _given(context):
+            for number, answer in enumerate(_given(context, log), 1):
                 context.disk.through(partial(log.add, answer))
+                if number % COMMIT_EVERY == 0:
+                    log.commit()
         else:
             _check_template(context, asking.client)
             _ask(context, asking, log, on_progress)
@@ -110,10 +118,10 @@ def generate(context: RoundContext, asking: Asking | None, on_progress: OnProgre
 def try_answer(context: RoundContext, asking: Asking, sample_id: str) -> None:
     """Go on with one sample's conversation alone; its answers are kept."""
     with _open_log(context) as log:
-        done = log.done()
         name = SampleId.read(sample_id)
         for talk in talks(context):
             if (talk.prompt.id, talk.answer) == (name.prompt, name.answer):
+                done = log.done(talk.samples)
                 for _ in _conversation(
                     context, asking, talk, done, lambda answer: context.disk.through(partial(log.add, answer))
                 ):
@@ -125,10 +133,13 @@ def _open_log(context: RoundContext) -> AnswerLog:
     return context.disk.through(lambda: AnswerLog(context.store, context.prefix("answers"), journal))
 
 
-def _given(context: RoundContext) -> Iterator[Answer]:
+def _given(context: RoundContext, log: AnswerLog) -> Iterator[Answer]:
+    """The answers of the conversations that are not kept whole yet."""
     config = context.config
     for prompt in context.prompts:
-        yield from given_answers(prompt, context.chat, config.prompts.template_args)
+        turns = sum(message["role"] == "assistant" for message in prompt.messages)
+        if str(SampleId(prompt.id, turns - 1)) not in log:
+            yield from given_answers(prompt, context.chat, config.prompts.template_args)
 
 
 def _check_template(context: RoundContext, client: Client) -> None:
@@ -139,9 +150,9 @@ def _check_template(context: RoundContext, client: Client) -> None:
 
 
 def _ask(context: RoundContext, asking: Asking, log: AnswerLog, on_progress: OnProgress | None) -> None:
-    done = log.done()
     wanted = talks(context)
-    still_open = [talk for talk in wanted if talk.sample(talk.turns - 1) not in done]
+    still_open = [talk for talk in wanted if talk.samples[-1] not in log]
+    done = log.done([sample_id for talk in still_open for sample_id in talk.samples])
     left_out = f" ({len(asking.quarantined)} quarantined)" if asking.quarantined else ""
     meter = Meter(f"conversations{left_out}:", len(wanted), len(wanted) - len(still_open), on_progress)
 
@@ -151,7 +162,10 @@ def _ask(context: RoundContext, asking: Asking, log: AnswerLog, on_progress: OnP
         return new
 
     def converse(talk: Talk) -> int:
-        return sum(len(answer.answer_ids) for answer in _conversation(context, asking, talk, done, record))
+        tokens = sum(len(answer.answer_ids) for answer in _conversation(context, asking, talk, done, record))
+        for sample_id in talk.samples:
+            done.pop(sample_id, None)  # nothing goes on after them, and answers are large
+        return tokens
 
     config = context.config.generate
     while still_open:

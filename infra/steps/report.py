@@ -30,8 +30,8 @@ def build_report(
     published = f"{context.settings.store}/{published_prefix(context)}"
     counts = {
         "samples": len(samples),
-        "tokens": sum(len(sample.input_ids) for sample in samples),
-        "supervised_tokens": sum(sum(sample.loss_mask) for sample in samples),
+        "tokens": samples.tokens,
+        "supervised_tokens": samples.supervised,
         **sample_counts(context),
     }
     return Report(

@@ -52,7 +52,7 @@ def _trained(context: RoundContext, on_progress: OnProgress) -> TrainResult:
     disk, samples = context.disk, extracted_samples(context)
 
     def attempt() -> TrainResult:
-        disk.before("training", scratch=DATASET_TOKEN_BYTES * sum(len(sample.input_ids) for sample in samples))
+        disk.before("training", scratch=DATASET_TOKEN_BYTES * context.samples.tokens)
         return train(
             _job(context),
             samples,

@@ -3,9 +3,11 @@
 import hashlib
 import io
 import json
+import sys
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -14,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra.errors import StoreError
+from infra.store.columns import Columns
 from infra.store.journal import Journal
 from infra.store.objects import ObjectMissing, ObjectStore
 
@@ -80,7 +83,8 @@ class AnswerLog:
         self._guard = threading.Lock()
         self._journal = Journal(journal)
         try:
-            self._committed = _committed_ids(store, prefix)
+            self._parts = len(_part_paths(store, prefix))
+            self._committed = _finish_reasons(store, prefix)
             self._pending: dict[str, Answer] = {}
             for entry in self._journal.entries:
                 self._take(Answer(**entry))
@@ -107,14 +111,25 @@ class AnswerLog:
     def __contains__(self, sample_id: str) -> bool:
         return sample_id in self._committed or sample_id in self._pending
 
-    def done(self) -> dict[str, Answer]:
-        """All answers so far by sample id, committed or not.
+    def done(self, wanted: Collection[str] | None = None) -> dict[str, Answer]:
+        """The answers so far by sample id, committed or not.
+
+        Args:
+            wanted: ids of those to be read; None: all.
 
         Raises:
             StoreError: a committed part is damaged.
         """
         with self._guard:
-            return _first_wins([*_read_parts(self._store, self._prefix), *self._pending.values()])
+            committed = self._committed if wanted is None else [name for name in wanted if name in self._committed]
+            found = read_answers(self._store, self._prefix, committed) if committed else {}
+            pending = self._pending if wanted is None else [name for name in wanted if name in self._pending]
+            return {**found, **{name: self._pending[name] for name in pending}}
+
+    def finish_reasons(self) -> Counter[str]:
+        """How many answers there are so far, by why they ended."""
+        pending = (answer.finish_reason for answer in self._pending.values())
+        return Counter([*self._committed.values(), *pending])
 
     def add(self, answer: Answer) -> bool:
         """Keep an answer; it survives a kill from here on. False: that sample has one already.
@@ -125,7 +140,7 @@ class AnswerLog:
         with self._guard:
             if answer.sample_id in self:
                 return False
-            self._journal.append(asdict(answer))
+            self._journal.append(vars(answer))
             return self._take(answer)
 
     def commit(self) -> int:
@@ -134,9 +149,9 @@ class AnswerLog:
             answers = sorted(self._pending.values(), key=lambda answer: answer.sample_id)
             if answers:
                 data = _to_parquet(answers)
-                number = len(_part_paths(self._store, self._prefix))
-                self._store.put(f"{self._prefix}/part-{number:05d}-{_short_hash(data)}.parquet", data)
-                self._committed.update(self._pending)
+                self._store.put(f"{self._prefix}/part-{self._parts:05d}-{_short_hash(data)}.parquet", data)
+                self._parts += 1
+                self._committed.update((name, answer.finish_reason) for name, answer in self._pending.items())
                 self._pending.clear()
                 self._journal.clear()
             return len(answers)
@@ -158,7 +173,7 @@ class AnswerLog:
         path = f"{prefix}/{DONE}"
         try:
             summary = json.loads(store.get(path))
-            ids = _committed_ids(store, prefix)
+            ids = _finish_reasons(store, prefix)
         except ObjectMissing:
             return f"answers are not finished: there is no {path}"
         except (StoreError, ValueError) as error:
@@ -179,20 +194,41 @@ class AnswerLog:
         return True
 
 
-def read_answers(store: ObjectStore, prefix: str) -> dict[str, Answer]:
-    """The committed answers by sample id; needs no journal.
+class StoredAnswers(Mapping[str, Answer]):
+    """Committed answers by sample id, as Arrow columns in memory; an Answer is made when it is asked for.
+
+    Args:
+        parts: of the store, in order; the first answer for a sample wins.
+        wanted: ids of those to be kept; None: all.
+    """
+
+    def __init__(self, parts: Iterator[Columns], wanted: Collection[str] | None = None) -> None:
+        kept = None if wanted is None else set(wanted)
+        self._places: dict[str, tuple[Columns, int]] = {}
+        for part in parts:
+            for row, name in enumerate(part.column("sample_id")):
+                if kept is None or name in kept:
+                    self._places.setdefault(name, (part, row))
+
+    def __getitem__(self, sample_id: str) -> Answer:
+        part, row = self._places[sample_id]
+        line = part.row(row)
+        return Answer(**{**line, "messages": json.loads(line["messages"]), "sampling": json.loads(line["sampling"])})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def read_answers(store: ObjectStore, prefix: str, wanted: Collection[str] | None = None) -> StoredAnswers:
+    """The committed answers by sample id, all or those ``wanted``; needs no journal.
 
     Raises:
         StoreError: a part is damaged.
     """
-    return _first_wins(_read_parts(store, prefix))
-
-
-def _first_wins(answers: Iterable[Answer]) -> dict[str, Answer]:
-    result: dict[str, Answer] = {}
-    for answer in answers:
-        result.setdefault(answer.sample_id, answer)
-    return result
+    return StoredAnswers(_parts(store, prefix), wanted)
 
 
 def _summary(ids: Collection[str]) -> dict[str, Any]:
@@ -218,22 +254,18 @@ def _read_part(store: ObjectStore, path: str) -> io.BytesIO:
     return io.BytesIO(data)
 
 
-def _committed_ids(store: ObjectStore, prefix: str) -> set[str]:
-    ids: set[str] = set()
+def _parts(store: ObjectStore, prefix: str, columns: list[str] | None = None) -> Iterator[Columns]:
     for path in _part_paths(store, prefix):
-        column = pq.read_table(_read_part(store, path), columns=["sample_id"])["sample_id"]
-        ids.update(str(value) for value in column.to_pylist())
-    return ids
+        yield Columns(pq.read_table(_read_part(store, path), columns=columns))
 
 
-def _read_parts(store: ObjectStore, prefix: str) -> Iterator[Answer]:
-    for path in _part_paths(store, prefix):
-        for batch in pq.ParquetFile(_read_part(store, path)).iter_batches(batch_size=256):
-            yield from (_answer(line) for line in batch.to_pylist())
-
-
-def _answer(line: Mapping[str, Any]) -> Answer:
-    return Answer(**{**line, "messages": json.loads(line["messages"]), "sampling": json.loads(line["sampling"])})
+def _finish_reasons(store: ObjectStore, prefix: str) -> dict[str, str]:
+    """Why the committed answers ended, by sample id."""
+    found: dict[str, str] = {}
+    for part in _parts(store, prefix, ["sample_id", "finish_reason"]):
+        for name, reason in zip(part.column("sample_id"), part.column("finish_reason"), strict=True):
+            found.setdefault(name, sys.intern(reason))
+    return found
 
 
 def _to_parquet(answers: list[Answer]) -> bytes:

@@ -3,19 +3,26 @@
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import islice
+from functools import lru_cache
+from itertools import accumulate, islice
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from infra.errors import StoreError
+from infra.store.columns import Columns, Lazy
 from infra.store.objects import ObjectMissing, ObjectStore
 
 MANIFEST = "manifest.json"
 PART_ROWS = 2048
+PARTS_HELD = 4
+"""Parts in memory at once; whoever reads row by row needs one, and a few threads stay near each other."""
 _FIELDS: dict[str, Any] = {
     "row": pa.int64(),
     "sample_id": pa.string(),
@@ -130,25 +137,80 @@ def samples_fault(store: ObjectStore, prefix: str) -> str | None:
     return None
 
 
-def iter_samples(store: ObjectStore, prefix: str) -> Iterator[Sample]:
-    """The samples in row order, a part in memory at a time, each part verified before its first sample.
+class Samples(Lazy[Sample]):
+    """The samples of a folder by row; a few parts of them are in memory at a time, as Arrow columns.
+
+    Opening reads every part once. Safe to use from several threads.
+
+    Attributes:
+        token_counts: tokens of each sample, int64 [rows].
+        supervised: tokens of all samples that the assistants wrote.
 
     Raises:
-        StoreError: a part is missing, or its bytes are not those that were written.
+        StoreError: a part is missing, or its bytes are not those that were written; also later, while reading.
     """
-    row = 0
-    for part in samples_manifest(store, prefix).parts:
-        data = _read_part(store, prefix, part)
-        for sample in _from_parquet(data):
-            if sample.row != row:
-                raise StoreError(f"{prefix}/{part.name} has row {sample.row}", expected=f"row {row}")
-            row += 1
-            yield sample
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store, self._prefix = store, prefix
+        self._manifest = samples_manifest(store, prefix)
+        self._starts = [0, *accumulate(part.rows for part in self._manifest.parts)]
+        super().__init__(self._starts[-1], self._sample)
+        self._part = lru_cache(PARTS_HELD)(self._read)
+        counts, self.supervised = [np.zeros(0, np.int64)], 0
+        for number in range(len(self._manifest.parts)):
+            part = self._read(number)
+            counts.append(part.lengths("input_ids"))
+            self.supervised += int(part.numbers("loss_mask").sum(dtype=np.int64))
+        self.token_counts: NDArray[np.int64] = np.concatenate(counts)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all samples."""
+        return int(self.token_counts.sum())
+
+    def token_ids(self, row: int) -> list[int]:
+        """Token ids of one sample."""
+        part, place = self._place(row)
+        ids: list[int] = part.value("input_ids", place)
+        return ids
+
+    def _sample(self, row: int) -> Sample:
+        part, place = self._place(row)
+        line = part.row(place)
+        return Sample(**{**line, "messages": json.loads(line["messages"]), "sampling": json.loads(line["sampling"])})
+
+    def _place(self, row: int) -> tuple[Columns, int]:
+        number = bisect_right(self._starts, row) - 1
+        return self._part(number), row - self._starts[number]
+
+    def _read(self, number: int) -> Columns:
+        part = self._manifest.parts[number]
+        columns = Columns(pq.read_table(io.BytesIO(_read_part(self._store, self._prefix, part))))
+        start, rows = self._starts[number], columns.numbers("row")
+        if not np.array_equal(rows, np.arange(start, start + part.rows)):
+            raise StoreError(
+                f"{self._prefix}/{part.name} has rows {' to '.join(map(str, rows[[0, -1]] if len(rows) else []))}",
+                expected=f"rows {start} to {start + part.rows - 1}",
+            )
+        return columns
 
 
-def read_samples(store: ObjectStore, prefix: str) -> list[Sample]:
-    """All samples in row order; raises as :func:`iter_samples` does."""
-    return list(iter_samples(store, prefix))
+class TokenIds(Mapping[int, list[int]]):
+    """Token ids of samples by row, read when they are asked for."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+
+    def __getitem__(self, row: int) -> list[int]:
+        if not 0 <= row < len(self._samples):
+            raise KeyError(row)
+        return self._samples.token_ids(row)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self._samples)))
+
+    def __len__(self) -> int:
+        return len(self._samples)
 
 
 def _read_part(store: ObjectStore, prefix: str, part: Part) -> bytes:
@@ -201,9 +263,3 @@ def _to_parquet(samples: list[Sample]) -> bytes:
     stream = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(lines, schema=_SCHEMA), stream)
     return stream.getvalue()
-
-
-def _from_parquet(data: bytes) -> Iterator[Sample]:
-    for batch in pq.ParquetFile(io.BytesIO(data)).iter_batches(batch_size=256):
-        for line in batch.to_pylist():
-            yield Sample(**{**line, "messages": json.loads(line["messages"]), "sampling": json.loads(line["sampling"])})

@@ -253,7 +253,7 @@ def test_answers_of_an_earlier_run_are_said_to_be(fresh: Machine, monkeypatch: p
     with pytest.raises(TooManyDeaths):
         samples(fresh.round(engines__vllm__max_restarts=0), Ledger())
     context, ledger = fresh.round(), Ledger()
-    kept = len(answers_kept(context))
+    kept = answers_kept(context).total()
     samples(context, ledger)
 
     assert 0 < kept < SAMPLES

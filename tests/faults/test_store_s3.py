@@ -22,7 +22,7 @@ from infra.store.manifest import StatesMeta
 from infra.store.objects import ObjectMissing, ObjectStore
 from infra.store.reader import StatesReader
 from infra.store.rounds import RoundStore
-from infra.store.samples import Sample, read_samples, samples_fault, write_samples
+from infra.store.samples import Sample, Samples, samples_fault, write_samples
 
 META = StatesMeta((2, 15, 27), "pre_norm", "bf16", 576, "vllm", "0.32.0", "rev")
 TOKENS = {row: [row * 1000 + place for place in range(50 + row)] for row in range(20)}
@@ -251,7 +251,7 @@ def test_answers_samples_and_pointers(store: ObjectStore, tmp_path: Path) -> Non
         assert log.done() == {"id-0": answer}
     samples = [Sample(0, "id-0", answer.messages, [1, 2], [0, 1], "train", "stop", "vllm", {})]
     write_samples(store, "samples", samples)
-    assert read_samples(store, "samples") == samples
+    assert Samples(store, "samples") == samples
     assert samples_fault(store, "samples") is None
     smoke = RoundStore(store, "smoke")
     assert smoke.current("samples") is None

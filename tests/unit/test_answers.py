@@ -34,6 +34,20 @@ def answer(number: int) -> Answer:
 ANSWERS = {f"id-{number}": answer(number) for number in range(6)}
 
 
+def test_only_what_is_wanted_is_read(store: ObjectStore, journal: Path) -> None:
+    with AnswerLog(store, PREFIX, journal) as log:
+        for number in range(6):
+            log.add(answer(number))
+            if number in (1, 3):
+                log.commit()
+        log.add(replace(answer(9), finish_reason="length"))
+        wanted = ["id-4", "id-1", "id-7"]
+        assert log.done(wanted) == {name: ANSWERS[name] for name in wanted[:2]}
+        assert log.done([]) == {}
+        assert log.finish_reasons() == {"stop": 6, "length": 1}
+    assert read_answers(store, PREFIX, ["id-3", "id-4"]) == {"id-3": ANSWERS["id-3"]}
+
+
 def test_answers_survive_without_a_commit(store: ObjectStore, journal: Path) -> None:
     with AnswerLog(store, PREFIX, journal) as log:
         for item in ANSWERS.values():

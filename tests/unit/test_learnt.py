@@ -56,6 +56,17 @@ def test_a_damaged_file_is_as_good_as_none_and_is_written_anew(data: bytes, mach
     assert learnt_rates(context) == rates
 
 
+def test_rates_of_another_length_of_answers_count_until_there_are_own_ones(machine: Machine) -> None:
+    short, long = machine.round(generate__max_tokens=8), machine.round(generate__max_tokens=64)
+    measured = CPU.model_copy(update={"answer_tokens": 7.0, "origin": "measured here in an earlier round"})
+    learn(short, measured)
+    assert learnt_rates(short) == measured
+    assert learnt_rates(long) == measured.model_copy(update={"answer_tokens": None})
+    own = measured.model_copy(update={"extract_tokens": 9.0})
+    learn(long, own)
+    assert (learnt_rates(long), learnt_rates(short)) == (own, measured)
+
+
 def test_a_full_disk_and_a_place_that_is_taken_stop_nobody(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 1 << 20) as disk:
         memory(disk).keep("extract", "first")

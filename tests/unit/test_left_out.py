@@ -1,6 +1,7 @@
 """What is left out of a round's data: counted by kind, bounded, and told in plan and report."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +207,16 @@ def test_prompts_are_chosen_anew_when_the_target_has_come(machine: Machine, tmp_
     away.rename(folder)
     assert "sung" not in {prompt.id for prompt in context.prompts}
     assert len(before) == 39
+
+
+def test_memory_of_a_scan_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    peaks = []
+    for lines in (1_000, 4_000):
+        asked = [{"id": str(number), "prompt": f"River {number}? {'x' * 200}"} for number in range(lines)]
+        config = PromptsConfig(source=write(tmp_path / f"{lines}.jsonl", [*asked, {"prompt": ""}]), count=100)
+        del asked
+        tracemalloc.start()
+        assert len(load_prompts(config)) == 100
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.3 * peaks[0]
