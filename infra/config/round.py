@@ -213,7 +213,22 @@ class EvaluateConfig(SamplingConfig):
         default=0.05,
         gt=0,
         lt=1,
-        description="Serving gate: how far live acceptance may lie from the prediction, relative.",
+        description="Serving gate, where served and stored answers share too few steps to be compared one by one: how "
+        "far live acceptance may lie from the prediction, relative.",
+    )
+    step_tolerance: float = Field(
+        default=0.01,
+        gt=0,
+        description="Serving gate: accepted drafts a step by which served steps may differ from the walk's prediction "
+        "for them; the 95 % interval of the mean difference must reach within.",
+        json_schema_extra=LATER,
+    )
+    steady_seconds: float = Field(
+        default=10.0,
+        ge=0,
+        description="Least steady state of each run of the evaluation prompts, seconds; they are asked again in turn "
+        "until it is reached. 0 asks each once.",
+        json_schema_extra=LATER,
     )
 
     @model_validator(mode="after")

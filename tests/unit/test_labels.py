@@ -13,7 +13,6 @@ from standin.tiny import small_round, write_prompts
 
 from infra.config.load import build_round
 from infra.config.round import RoundConfig
-from infra.engines.client.bench import most_at_once
 from infra.engines.client.client import Client
 from infra.engines.client.flights import Flights
 from infra.engines.vllm.dialect import VllmDialect
@@ -23,7 +22,8 @@ from infra.results import Evaluation, Measured, Predicted
 from infra.round.context import RoundContext
 from infra.round.serving import Serving
 from infra.steps import evaluate as steps
-from infra.steps.evaluate import PromptSet, measure
+from infra.steps import measure as measuring
+from infra.steps.measure import PromptSet, measure
 
 PATIENCE = 20.0
 DRAFTS = 2
@@ -113,7 +113,7 @@ def judge(tmp_path: Path) -> Iterator[Judge]:
         ]
         servers = Both(config, engine)
         both, context = cast(Serving, servers), cast(RoundContext, servers.round)
-        real = steps._serve
+        real = measuring._serve
 
         def watched(serving: Serving, client: Client, prompt_set: PromptSet, prompts: Any, concurrency: int) -> Any:
             crowd.expect(min(len(prompts), concurrency))
@@ -123,7 +123,7 @@ def judge(tmp_path: Path) -> Iterator[Judge]:
             return found
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(steps, "_serve", watched)
+            patch.setattr(measuring, "_serve", watched)
             live = measure(context, both, both, sets, how)
         servers.client.close()
         predicted = Predicted(acceptance=acceptance(2.0, (1.0, 0.0)), joint=(1.0,), conditional=(1.0,))
@@ -207,11 +207,3 @@ def test_an_old_measurement_claims_only_what_was_asked_for() -> None:
 
 def concurrency_of(count: int) -> Measured:
     return measured("evaluation", acceptance(1.4, (0.3, 0.1)), count)
-
-
-@pytest.mark.parametrize(
-    ("spans", "most"),
-    [([], 0), ([(0, 1)], 1), ([(0, 1), (1, 2)], 1), ([(0, 2), (1, 3), (1, 4)], 3), ([(0, 9), (1, 2), (3, 4)], 2)],
-)
-def test_the_most_at_one_moment(spans: list[tuple[float, float]], most: int) -> None:
-    assert most_at_once(spans) == most
