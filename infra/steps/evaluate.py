@@ -105,24 +105,29 @@ def judge(
 
 def pair_steps(context: RoundContext, walked: WalkResult, live: LiveRuns, sets: Sequence[PromptSet]) -> Paired:
     """The held-out prompts' served steps beside what the walk says of them."""
-    asked = context.config.evaluate
     [concurrency] = next(item.concurrencies for item in sets if item.name == HELDOUT)
-    runs = live.of(HELDOUT, concurrency, True)
+    samples = heldout_samples(extracted_samples(context), context.config.evaluate.heldout_count)
+    return pair_runs(context, samples, walked, live.of(HELDOUT, concurrency, True))
+
+
+def pair_runs(context: RoundContext, samples: Sequence[Sample], walked: WalkResult, runs: Sequence[Run]) -> Paired:
+    """Steps of runs over the samples' prompts, greedy and with the draft, beside the walk over the samples."""
     served = {answer.prompt_ids: answer for single in runs for answer in single.timed}
     accepted = {sample.row: sample.accepted for sample in walked.samples}
     answers: list[PairedAnswer] = []
-    for sample in heldout_samples(extracted_samples(context), asked.heldout_count):
+    for sample in samples:
         first, end = answer_span(sample)
         answer = served.get(tuple(sample.input_ids[:first]))
         if answer is not None and sample.row in accepted:
             sizes = [count for _, count in answer.moments]
             stored = sample.input_ids[first:end]
-            answers.append(pair(stored, accepted[sample.row], answer.token_ids, sizes, asked.drafts))
+            drafts = context.config.evaluate.drafts
+            answers.append(pair(stored, accepted[sample.row], answer.token_ids, sizes, drafts))
     return compare_steps(
         answers,
         pieces=sum(answer.pieces for single in runs for answer in single.timed),
         counted=sum(single.counters.drafts for single in runs if single.counters is not None),
-        bound=asked.step_tolerance,
+        bound=context.config.evaluate.step_tolerance,
     )
 
 
