@@ -39,7 +39,7 @@ async def answer(
     count, due, sent = int(str(payload["max_tokens"])), time.perf_counter() + first, 0.0
     for number in range(count):
         await asyncio.sleep(due - time.perf_counter())
-        choice = {"token_ids": [number], "finish_reason": "length" if number == count - 1 else None}
+        choice: dict[str, object] = {"token_ids": [number], "finish_reason": "length" if number == count - 1 else None}
         if number == 0:
             choice["prompt_token_ids"] = payload["prompt"]
         event = b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
