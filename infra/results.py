@@ -44,7 +44,7 @@ class Speed(Result):
     )
     runs: int | None = Field(default=None, description="Repeated runs; None: it was not kept.")
     interval: tuple[float, float] | None = Field(
-        default=None, description="95 % interval of tokens_per_second over the runs; None: there was one run."
+        default=None, description="95 % interval of tokens_per_second over the runs; None: there were too few."
     )
     client_busy: float | None = Field(
         default=None, description="Share of the time that the client computed; near 1 it is what was measured."
@@ -74,7 +74,7 @@ class Measured(Result):
     plain: Speed
     looping: float = Field(description="Share of answers that degenerate into repetition.")
     speed_up: tuple[float, float] | None = Field(
-        default=None, description="95 % interval of the speed-up over paired runs; None: there was one run."
+        default=None, description="95 % interval of the speed-up over paired runs; None: there were too few."
     )
 
 

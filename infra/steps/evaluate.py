@@ -7,7 +7,7 @@ from infra.data.gate import leakage_gate
 from infra.drafter import acceptance as chain
 from infra.drafter.paired import PairedAnswer, compare_steps, pair
 from infra.drafter.walk import WalkResult, answer_span, walk
-from infra.engines.client.bench import Measurement, Run, interval, looping, summary
+from infra.engines.client.bench import Measurement, Run, interval, looping, ratio_interval, summary
 from infra.errors import EngineError, GateError
 from infra.results import Acceptance, Evaluation, Measured, Paired, Predicted, Speed
 from infra.round.context import RoundContext
@@ -176,7 +176,7 @@ def _measured(prompt_set: PromptSet, concurrency: int, live: LiveRuns, drafts: i
         acceptance=_live_acceptance(with_draft, drafted, drafts),
         draft=_speed(drafted),
         plain=_speed(undrafted),
-        speed_up=interval([one / other for one, other in zip(drafted.rates, undrafted.rates, strict=True)]),
+        speed_up=ratio_interval(drafted.rates, undrafted.rates),
         looping=sum(looping(answer) for answer in drafted.answers) / max(1, len(drafted.answers)),
     )
 

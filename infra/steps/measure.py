@@ -107,11 +107,12 @@ def measure(context: RoundContext, plain: Serving, drafted: Serving, sets: Seque
 
 
 def _blocks(sets: Sequence[PromptSet]) -> Iterator[tuple[PromptSet, int, list[list[list[int]]]]]:
-    """Each measurement and its blocks; speed is measured twice at least."""
+    """Each measurement and its blocks; where speed is measured they are served again until there are enough runs."""
     for prompt_set in sets:
         for concurrency in prompt_set.concurrencies:
             blocks = split(prompt_set.prompts, BLOCKS, concurrency)
-            yield prompt_set, concurrency, blocks * 2 if prompt_set.seconds and len(blocks) == 1 else blocks
+            runs = BLOCKS if prompt_set.seconds else len(blocks)
+            yield prompt_set, concurrency, [blocks[number % len(blocks)] for number in range(runs)]
 
 
 def begin_both(context: RoundContext, plain: Serving, drafted: Serving) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from infra.engines.client.bench import Run, interval, percentile, run, summary
+from infra.engines.client.bench import Run, interval, percentile, ratio_interval, run, summary
 from infra.engines.client.client import Client, Sampling
 from infra.engines.client.load import Timed
 from infra.engines.vllm.dialect import VllmDialect
@@ -81,8 +81,10 @@ def test_a_load_without_a_steady_state_counts_whole_and_says_so() -> None:
     assert measured.tokens_per_second == pytest.approx(2 / 3)
 
 
-def test_the_interval_of_repeated_runs_is_students() -> None:
-    assert interval([5.0]) is None
-    low, high = interval([10.0, 12.0]) or (0.0, 0.0)
-    assert (low, high) == pytest.approx((11 - 12.706, 11 + 12.706))
+def test_intervals_of_repeated_runs_are_students() -> None:
+    assert interval([5.0, 6.0]) is None
+    low, high = interval([10.0, 12.0, 14.0]) or (0.0, 0.0)
+    assert (low, high) == pytest.approx((12 - 4.303 * 2 / 3**0.5, 12 + 4.303 * 2 / 3**0.5))
     assert interval([3.0] * 20) == (3.0, 3.0)
+    assert ratio_interval([2.0, 4.0, 8.0], [1.0, 2.0, 4.0]) == pytest.approx((2.0, 2.0))
+    assert ratio_interval([1.0], [2.0]) is None

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, pairwise
-from math import sqrt
+from math import exp, log, sqrt
 from operator import add
 from statistics import fmean, stdev
 
@@ -18,8 +18,8 @@ Span = tuple[float, float]
 
 WARMUP_TOKENS = 16
 SETTLE_SECONDS = 0.1
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Student's t, 97.5 %, for 1 to 10 degrees of freedom."""
+STUDENT = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Student's t, 97.5 %, for 2 to 10 degrees of freedom."""
 
 
 @dataclass(frozen=True)
@@ -177,11 +177,17 @@ def summary(runs: Sequence[Run]) -> Measurement:
 
 
 def interval(values: Sequence[float]) -> Span | None:
-    """95 % interval of the mean of repeated measurements, by Student's t; None for fewer than two."""
-    if len(values) < 2:
+    """95 % interval of the mean of repeated measurements, by Student's t; None for fewer than three."""
+    if len(values) < 3:
         return None
-    reach = STUDENT[min(len(values) - 1, len(STUDENT)) - 1] * stdev(values) / sqrt(len(values))
+    reach = STUDENT[min(len(values) - 2, len(STUDENT)) - 1] * stdev(values) / sqrt(len(values))
     return fmean(values) - reach, fmean(values) + reach
+
+
+def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Span | None:
+    """95 % interval of the ratio of paired measurements, by their logarithms; None for fewer than three."""
+    found = interval([log(one / other) for one, other in zip(above, below, strict=True)])
+    return None if found is None else (exp(found[0]), exp(found[1]))
 
 
 def settled_counters(client: Client) -> SpecCounters | None:
