@@ -87,27 +87,25 @@ class Predicted(Result):
 
 
 class Paired(Result):
-    """Served steps beside the walk's prediction for them, where a served answer has the stored one's tokens."""
+    """Served steps beside the walk's prediction for them, where a served answer has the stored one's tokens.
+
+    Intervals are 95 % bootstrap intervals over prompts.
+    """
 
     prompts: int = Field(description="Prompts with a step that is compared.")
     steps: int = Field(description="Steps that are compared.")
+    active: int = Field(description="Of these, steps where the walk, or serving, has a draft accepted.")
     stored_tokens: int = Field(description="Tokens of the stored answers.")
     shared_tokens: int = Field(description="Of these, tokens before the served answer parts from the stored one.")
-    predicted: float = Field(description="Accepted drafts a compared step, by the walk.")
-    served: float = Field(description="Accepted drafts a compared step, served.")
-    interval: tuple[float, float] = Field(
-        description="95 % bootstrap interval over prompts of the mean difference, served minus predicted."
-    )
+    differing: float = Field(description="Share of the active steps that got another number of drafts accepted.")
+    differing_interval: tuple[float, float]
+    difference: float = Field(description="Accepted drafts a compared step, served minus predicted, mean.")
+    difference_interval: tuple[float, float]
     same: float = Field(description="Share of the compared steps that got exactly what was predicted.")
-    bound: float = Field(description="The gate stops when the whole interval is further than this from 0.")
+    bound: float = Field(description="The gate stops when the whole interval of `differing` is above it.")
     pieces: int = Field(description="Pieces of the streams after their first ones; each is a step.")
     counted: int = Field(description="Steps with drafts that the engine counted over the same answers.")
     why_not: str = Field(default="", description="Why the steps decide nothing; empty when they decide.")
-
-    @property
-    def difference(self) -> float:
-        """Mean of served minus predicted, accepted drafts a step."""
-        return self.served - self.predicted
 
     @property
     def shared(self) -> float:

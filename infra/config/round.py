@@ -217,10 +217,11 @@ class EvaluateConfig(SamplingConfig):
         "far live acceptance may lie from the prediction, relative.",
     )
     step_tolerance: float = Field(
-        default=0.01,
+        default=0.1,
         gt=0,
-        description="Serving gate: accepted drafts a step by which served steps may differ from the walk's prediction "
-        "for them; the 95 % interval of the mean difference must reach within.",
+        lt=1,
+        description="Serving gate: share of the steps with an accepted draft that may get another number accepted than "
+        "the walk says for the same tokens; the 95 % interval of that share must reach below.",
         json_schema_extra=LATER,
     )
     steady_seconds: float = Field(

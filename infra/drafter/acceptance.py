@@ -150,13 +150,13 @@ def serving_gate(predicted: ChainCounts, live: ChainCounts, tolerance: float, pa
 
 
 def _steps_gate(paired: Paired) -> None:
-    low, high = paired.interval
-    if high < -paired.bound or low > paired.bound:
+    low, high = paired.differing_interval
+    if low > paired.bound:
         raise GateError(
             "serving",
-            f"a step gets {paired.served:.3f} drafts accepted where the walk says {paired.predicted:.3f}, on the same "
-            f"tokens: {paired.difference:+.3f} (95 % interval {low:+.3f} to {high:+.3f}) over {paired.steps:,} steps "
-            f"of {paired.prompts} prompts, and {paired.same:.1%} of them are as predicted",
-            expected=f"an interval that reaches within {paired.bound:g} of 0",
+            f"{paired.differing:.1%} of the steps that have a draft accepted ({low:.1%} to {high:.1%}) get another "
+            f"number accepted than the walk says for the same tokens, {paired.difference:+.3f} a step in the mean, "
+            f"over {paired.steps:,} steps of {paired.prompts} prompts",
+            expected=f"an interval that reaches below {paired.bound:.0%}",
             fix=TAPS,
         )

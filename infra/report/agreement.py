@@ -28,12 +28,15 @@ def agreement(result: Report) -> str:
 
 
 def _steps(paired: Paired) -> str:
-    low, high = paired.interval
-    holds = low <= paired.bound and high >= -paired.bound
+    low, high = paired.differing_interval
+    more = paired.difference_interval
+    holds = low <= paired.bound
     verdict = "The prediction holds step by step" if holds else "**The prediction does not hold step by step**"
     return (
-        f"{verdict}: a step gets {paired.served:.3f} drafts accepted where the walk says {paired.predicted:.3f}, "
-        f"{paired.difference:+.3f} ({low:+.3f} to {high:+.3f}, bound {paired.bound:g}), and {percent(paired.same)} of "
-        f"{paired.steps:,} steps get exactly what it says. These are the steps on the {paired.shared_tokens:,} tokens "
-        f"({percent(paired.shared, 0)}) that {paired.prompts} served answers share with the stored ones."
+        f"{verdict}: {percent(paired.differing)} ({percent(low)} to {percent(high)}, bound "
+        f"{percent(paired.bound, 0)}) of the {paired.active:,} steps that have a draft accepted get another number "
+        f"accepted than the walk says. Of all {paired.steps:,} steps {percent(paired.same)} get exactly what it says, "
+        f"and the mean is off by {paired.difference:+.3f} ({more[0]:+.3f} to {more[1]:+.3f}). These are the steps on "
+        f"the {paired.shared_tokens:,} tokens ({percent(paired.shared, 0)}) that the served answers to "
+        f"{paired.prompts} prompts share with the stored ones."
     )

@@ -45,11 +45,11 @@ class Contrast:
     @property
     def row(self) -> tuple[str, ...]:
         """Its cells under :data:`COLUMNS`."""
-        paired, (low, high) = self.paired, self.paired.interval
+        paired, (low, high) = self.paired, self.paired.differing_interval
         return (
             self.draft, self.prompts, f"{self.predicted.length:.3f}", f"{self.served.length:.3f}",
-            f"{paired.difference:+.4f}", f"{low:+.4f} to {high:+.4f}", f"{paired.same:.1%}", f"{paired.steps}",
-            f"{paired.shared:.0%}", "stops" if self.stopped else paired.why_not or "passes",
+            f"{paired.difference:+.4f}", f"{paired.differing:.1%}", f"{low:.1%} to {high:.1%}", f"{paired.active}",
+            f"{paired.steps}", f"{paired.shared:.0%}", "stops" if self.stopped else paired.why_not or "passes",
         )  # fmt: skip
 
 

@@ -18,59 +18,61 @@ def test_steps_are_compared_at_the_places_where_they_began() -> None:
     # 1 token, then steps of 3, 2, 1 and 2: they begin when 1, 4, 6 and 7 tokens are known.
     found = pair(stored, accepted, stored[:9], [1, 3, 2, 1, 2], DRAFTS)
     # The last two could have reached the 10th token and beyond, which the served answer does not have.
-    assert found == PairedAnswer(stored=12, shared=9, steps=2, predicted=2 + 1, served=2 + 1, same=2)
+    assert found == PairedAnswer(stored=12, shared=9, steps=2, active=2, differing=0, predicted=2 + 1, served=2 + 1)
 
 
 def test_what_comes_after_the_answers_part_is_not_compared() -> None:
     stored, accepted = [1, 2, 3, 4, 5, 6, 7, 8], [0] * 7
     found = pair(stored, accepted, [1, 2, 3, 4, 5, 9, 9, 9], [1, 2, 4, 1], DRAFTS)
-    assert (found.shared, found.steps, found.served, found.same) == (5, 1, 1, 0)
+    assert (found.shared, found.steps, found.active, found.differing, found.served) == (5, 1, 1, 1, 1)
     assert pair(stored, accepted, [9, 2, 3], [1, 2], DRAFTS).steps == 0
 
 
 def test_a_piece_of_more_tokens_than_a_step_can_bring_is_left_out() -> None:
     stored = list(range(20))
     found = pair(stored, [1] * 19, stored, [1, 2, 6, 2, 2], DRAFTS)
-    assert (found.steps, found.same) == (3, 3), "places are still known behind it"
+    assert (found.steps, found.active, found.differing) == (3, 3, 0), "places are still known behind it"
 
 
-def answers(shift: float, prompts: int = 40, steps: int = 50) -> list[PairedAnswer]:
-    """Prompts whose steps get ``shift`` more drafts accepted than predicted, on average."""
+def answers(share: float, prompts: int = 40, active: int = 12) -> list[PairedAnswer]:
+    """Prompts of 50 steps, of whose active ones this share differs; as many bring more as bring less."""
     rng = np.random.default_rng(1)
-    changed = rng.binomial(steps, min(1.0, abs(shift) + 0.01), size=prompts) * np.sign(shift)
-    noise = rng.integers(-1, 2, size=prompts)
+    differing = rng.binomial(active, share, size=prompts)
+    more = rng.integers(-1, 2, size=prompts)
     return [
-        PairedAnswer(100, 80, steps, 25, 25 + int(change + other), steps - abs(int(change)))
-        for change, other in zip(changed, noise, strict=True)
+        PairedAnswer(100, 80, 50, active, int(count), 12, 12 + int(min(count, 1) * change))
+        for count, change in zip(differing, more, strict=True)
     ]
 
 
-def compared(shift: float, prompts: int = 40, steps: int = 50, **more: int) -> Paired:
-    counts = {"pieces": prompts * steps, "counted": prompts * steps} | more
-    return compare_steps(answers(shift, prompts, steps), bound=0.01, **counts)
+def compared(share: float, prompts: int = 40, active: int = 12, **more: int) -> Paired:
+    counts = {"pieces": prompts * 50, "counted": prompts * 50} | more
+    return compare_steps(answers(share, prompts, active), bound=0.1, **counts)
 
 
-def test_right_ids_pass_whatever_the_totals_say() -> None:
-    found = compared(0.0)
-    assert (found.why_not, found.shared, found.steps) == ("", 0.8, 2000)
-    assert found.interval[0] < found.difference < found.interval[1]
+@pytest.mark.parametrize("share", [0.0, 0.04])
+def test_right_ids_pass_whatever_the_totals_say(share: float) -> None:
+    found = compared(share)
+    assert (found.why_not, found.shared, found.steps, found.active) == ("", 0.8, 2000, 480)
+    assert found.differing_interval[0] <= found.differing <= found.differing_interval[1] < 0.1
     serving_gate(TOTALS, ChainCounts(1000, (400, 200, 90)), 0.05, found)
 
 
-@pytest.mark.parametrize("shift", [-0.045, 0.06])
-def test_steps_that_bring_less_or_more_stop_whatever_the_totals_say(shift: float) -> None:
-    with pytest.raises(GateError, match=r"on the same tokens: [+-]0\.\d+ \(95 % interval") as caught:
-        serving_gate(TOTALS, TOTALS, 0.05, compared(shift))
+def test_steps_that_differ_stop_though_totals_and_means_agree() -> None:
+    found = compared(0.25)
+    assert found.difference_interval[0] < 0 < found.difference_interval[1]
+    with pytest.raises(GateError, match=r"\d+\.\d% of the steps that have a draft accepted .* same tokens") as caught:
+        serving_gate(TOTALS, TOTALS, 0.05, found)
     assert caught.value.gate == "serving"
 
 
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        (compared(-0.3, prompts=40, steps=2), "share the tokens of only 80 steps of 40 prompts"),
-        (compared(-0.3, prompts=3, steps=90), "only 270 steps of 3 prompts"),
-        (compared(-0.3, counted=2100), "the engine counted 2,100 steps and the stream came in 2,000 pieces"),
-        (compare_steps([PairedAnswer(9, 0, 0, 0, 0, 0)], pieces=0, counted=0, bound=0.01), "only 0 steps"),
+        (compared(0.3, active=2), "only 80 steps of 40 prompts have a draft accepted"),
+        (compared(0.3, prompts=3, active=50), "only 150 steps of 3 prompts"),
+        (compared(0.3, counted=2100), "the engine counted 2,100 steps and the stream came in 2,000 pieces"),
+        (compare_steps([PairedAnswer(9, 0, 0, 0, 0, 0, 0)], pieces=0, counted=0, bound=0.1), "only 0 steps"),
     ],
 )
 def test_where_the_steps_say_too_little_the_totals_decide(found: Paired, why: str) -> None:
