@@ -77,7 +77,7 @@ class Both:
     """A server without and with the draft, as far as the measurement knows one: both are the same engine here."""
 
     def __init__(self, config: RoundConfig, engine: AnsweringEngine) -> None:
-        self.round = SimpleNamespace(config=config, versions={"vllm": "0.32.0"}, serving=config.engines["vllm"])
+        self.context = SimpleNamespace(config=config, versions={"vllm": "0.32.0"}, serving=config.engines["vllm"])
         self.flights, self.client = Flights(), Client(engine.url, VllmDialect())
 
     def watched(self, timeout: float) -> Client:
@@ -112,7 +112,7 @@ def judge(tmp_path: Path) -> Iterator[Judge]:
             for name, first, count in (("heldout", 1, heldout), ("evaluation", 2, others))
         ]
         servers = Both(config, engine)
-        both, context = cast(Serving, servers), cast(RoundContext, servers.round)
+        both, context = cast(Serving, servers), cast(RoundContext, servers.context)
         real = measuring._serve
 
         def watched(serving: Serving, client: Client, prompt_set: PromptSet, prompts: Any, concurrency: int) -> Any:
