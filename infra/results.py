@@ -46,8 +46,9 @@ class Speed(Result):
     interval: tuple[float, float] | None = Field(
         default=None, description="95 % interval of tokens_per_second over the runs; None: there were too few."
     )
-    client_busy: float | None = Field(
-        default=None, description="Share of the time that the client computed; near 1 it is what was measured."
+    client_lag: float | None = Field(
+        default=None,
+        description="How late the client was to stamp what came, seconds, 95th percentile; None: not noted.",
     )
 
 

@@ -18,8 +18,8 @@ from infra.store.samples import Sample
 HELDOUT = "heldout"
 FEW_IN_FLIGHT = 4
 """Held-out prompts are served so many at a time at most: a busy server joins steps in one piece of the stream."""
-BUSY_CLIENT = 0.8
-"""Share of the time that the client computed from which latencies may be its own."""
+LATE_CLIENT = 0.5
+"""Share of the time between tokens that the client may be late; beyond, latencies are its own."""
 
 
 def evaluation_gate(context: RoundContext) -> None:
@@ -153,11 +153,13 @@ def shortfalls(context: RoundContext, evaluation: Evaluation, sets: Sequence[Pro
         )
     for item in evaluation.measured:
         most = [side.most_in_flight for side in (item.plain, item.draft) if side.most_in_flight is not None]
-        busy = max((side.client_busy or 0.0 for side in (item.plain, item.draft)), default=0.0)
-        if busy > BUSY_CLIENT:
+        late = [
+            side for side in (item.plain, item.draft) if (side.client_lag or 0) > LATE_CLIENT * side.between_tokens_p50
+        ]
+        if late:
             found.append(
-                f"the client computed {100 * busy:.0f} % of the time while it measured the {item.prompts} prompts at "
-                f"{item.concurrency} in flight: latencies may be its own"
+                f"the client was up to {1000 * max(side.client_lag or 0 for side in late):.1f} ms late (95th percentile) "
+                f"while it measured the {item.prompts} prompts at {item.concurrency} in flight: latencies may be its own"
             )
         if most and min(most) < item.concurrency:
             found.append(
@@ -218,7 +220,7 @@ def _speed(measurement: Measurement) -> Speed:
         steady_seconds=measurement.steady_seconds,
         runs=len(measurement.rates),
         interval=interval(measurement.rates),
-        client_busy=measurement.client_busy,
+        client_lag=measurement.client_lag,
     )
 
 

@@ -41,7 +41,7 @@ class Measurement:
         counters: growth of the engine's counters over the runs; None without a draft.
         most_in_flight: most requests that waited for their answers at one moment; every run had at least so many.
         mean_in_flight: how many did on average.
-        client_busy: share of the time that the client computed, the busiest run's.
+        client_lag: how late the client was to stamp what came, seconds, 95th percentile, the worst run's.
         answers: token ids of the answers.
     """
 
@@ -58,7 +58,7 @@ class Measurement:
     counters: SpecCounters | None
     most_in_flight: int
     mean_in_flight: float
-    client_busy: float
+    client_lag: float
     answers: list[list[int]]
 
 
@@ -71,14 +71,14 @@ class Run:
         span: the run's begin and end.
         concurrency: requests in flight that were asked for.
         counters: growth of the engine's counters over the run; None without a draft.
-        client_busy: share of the time that the client computed.
+        lags: how late the client was, time and again, seconds.
     """
 
     timed: list[Timed]
     span: Span
     concurrency: int
     counters: SpecCounters | None
-    client_busy: float
+    lags: list[float]
 
     @property
     def seconds(self) -> float:
@@ -147,7 +147,7 @@ def run(
     before = settled_counters(client)
     sent = client.load(prompts, sampling, concurrency=concurrency, seconds=seconds, flights=flights)
     after = settled_counters(client)
-    return Run(sent.answers, (sent.begin, sent.end), concurrency, _growth(before, after), sent.client_busy)
+    return Run(sent.answers, (sent.begin, sent.end), concurrency, _growth(before, after), sent.lags)
 
 
 def summary(runs: Sequence[Run]) -> Measurement:
@@ -171,7 +171,7 @@ def summary(runs: Sequence[Run]) -> Measurement:
         counters=reduce(add, counters) if counters else None,
         most_in_flight=min(max((count for _, count in single.in_flight), default=0) for single in runs),
         mean_in_flight=fmean(_mean_in_flight(single) for single in runs),
-        client_busy=max(single.client_busy for single in runs),
+        client_lag=max(percentile(single.lags, 0.95) for single in runs),
         answers=[answer.token_ids for answer in timed],
     )
 

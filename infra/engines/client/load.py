@@ -23,6 +23,8 @@ from infra.engines.client.pool import WAKE_SECONDS
 from infra.errors import EngineError
 
 CONNECT_SECONDS = 10.0
+TICK_SECONDS = 0.01
+"""How often the loop looks how late it is."""
 EVENT = b"data: "
 LAST = b"[DONE]"
 
@@ -79,13 +81,13 @@ class Sent:
         answers: in the order in which they were asked.
         begin: the load's first moment.
         end: its last one.
-        client_busy: share of the time that the client's thread computed; near 1 it is the client that is measured.
+        lags: how late the client's loop was at each of its ticks, seconds; what came then has too late a stamp.
     """
 
     answers: list[Timed]
     begin: float
     end: float
-    client_busy: float
+    lags: list[float]
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def send(
         EngineError: a request failed.
     """
     load = _Load(caller, prompts, sampling, concurrency, seconds, flights or Flights())
-    done: Future[float] = Future()
+    done: Future[None] = Future()
     threading.Thread(target=load.run, args=(done,), name="load", daemon=True).start()
     try:
         while not wait([done], WAKE_SECONDS).done:
@@ -142,8 +144,8 @@ def send(
         load.cancel()
     if caller.closed.is_set() and done.exception() is not None:
         raise EngineError("the client was closed during the request")
-    busy = done.result()
-    return Sent([load.read(number) for number in range(load.begun)], load.begin, load.end, busy)
+    done.result()
+    return Sent([load.read(number) for number in range(load.begun)], load.begin, load.end, load.lags)
 
 
 @dataclass(frozen=True)
@@ -176,14 +178,15 @@ class _Load:
         self._work: asyncio.Task[None] | None = None
         self._cancelled = threading.Event()
         self.begun, self.begin, self.end = 0, 0.0, 0.0
+        self.lags: list[float] = []
 
-    def run(self, done: "Future[float]") -> None:
-        """Work until the load is over; the result is the share of the time that this thread computed."""
+    def run(self, done: "Future[None]") -> None:
+        """Work until the load is over, and say so."""
         try:
-            self.begin, computed = time.perf_counter(), time.thread_time()
+            self.begin = time.perf_counter()
             asyncio.run(self._main())
             self.end = time.perf_counter()
-            done.set_result((time.thread_time() - computed) / (self.end - self.begin))
+            done.set_result(None)
         except BaseException as error:  # handed to the caller, who raises it
             done.set_exception(error if isinstance(error, Exception) else EngineError("the requests were given up"))
 
@@ -233,11 +236,18 @@ class _Load:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session:
             places = [asyncio.create_task(self._place(session)) for _ in range(self._places)]
+            ticks = asyncio.create_task(self._tick())
             try:
                 await asyncio.gather(*places)
             finally:
-                for place in places:
-                    place.cancel()
+                for task in (ticks, *places):
+                    task.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            due = time.perf_counter() + TICK_SECONDS
+            await asyncio.sleep(TICK_SECONDS)
+            self.lags.append(time.perf_counter() - due)
 
     async def _place(self, session: aiohttp.ClientSession) -> None:
         while not self._over():
