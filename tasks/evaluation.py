@@ -45,7 +45,7 @@ def evaluate(context: RoundContext, ledger: Ledger, step: Step) -> Evaluation:
     evaluation = steps.judge(context, predicted, live, sets, how, steps.pair_steps(context, walked, live, sets))
     serving_gate(*steps.compared(evaluation), context.config.evaluate.tolerance, evaluation.paired)
     stored.write_result(context, "eval", stored.EVALUATION, evaluation)
-    ledger.notes += steps.shortfalls(context, evaluation, sets)
+    ledger.notes += steps.shortfalls(context, evaluation, sets) + steps.late_client(evaluation)
     step.detail = f"{how}, {' and '.join(f'{len(item.prompts)} {item.name}' for item in sets)} prompts"
     if too_long := len(context.evaluation_prompts) - len(sets[-1].prompts):
         step.detail += f"; {too_long} evaluation prompts were too long"

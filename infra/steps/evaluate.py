@@ -153,19 +153,25 @@ def shortfalls(context: RoundContext, evaluation: Evaluation, sets: Sequence[Pro
         )
     for item in evaluation.measured:
         most = [side.most_in_flight for side in (item.plain, item.draft) if side.most_in_flight is not None]
-        late = [
-            side for side in (item.plain, item.draft) if (side.client_lag or 0) > LATE_CLIENT * side.between_tokens_p50
-        ]
-        if late:
-            found.append(
-                f"the client was up to {1000 * max(side.client_lag or 0 for side in late):.1f} ms late (95th percentile) "
-                f"while it measured the {item.prompts} prompts at {item.concurrency} in flight: latencies may be its own"
-            )
         if most and min(most) < item.concurrency:
             found.append(
                 f"the {item.prompts} prompts were to be served {item.concurrency} at a time; there were never more "
                 f"than {min(most)} in flight (more prompts, or a lower evaluate.concurrencies)"
             )
+    return found
+
+
+def late_client(evaluation: Evaluation) -> list[str]:
+    """Where the client that measured was too late for its latencies to be believed, a sentence each."""
+    found = []
+    for item in evaluation.measured:
+        for side, name in ((item.plain, "without"), (item.draft, "with")):
+            if side.client_lag is not None and side.client_lag > LATE_CLIENT * side.between_tokens_p50:
+                found.append(
+                    f"while it measured the {item.prompts} prompts at {item.concurrency} in flight {name} the draft, "
+                    f"the client was up to {1000 * side.client_lag:.1f} ms late (95th percentile): latencies may be "
+                    "its own"
+                )
     return found
 
 

@@ -207,3 +207,12 @@ def test_an_old_measurement_claims_only_what_was_asked_for() -> None:
 
 def concurrency_of(count: int) -> Measured:
     return measured("evaluation", acceptance(1.4, (0.3, 0.1)), count)
+
+
+def test_latencies_of_a_late_client_are_not_passed_off_as_the_servers() -> None:
+    item = measured("evaluation", acceptance(1.4, (0.3, 0.1)), 64)
+    late = item.plain.model_copy(update={"client_lag": 0.6 * item.plain.between_tokens_p50})
+    in_time = item.draft.model_copy(update={"client_lag": 0.1 * item.draft.between_tokens_p50})
+    [said] = steps.late_client(evaluation(item.model_copy(update={"plain": late, "draft": in_time})))
+    assert "at 64 in flight without the draft, the client was up to 24.7 ms late" in said
+    assert steps.late_client(evaluation(item)) == []
