@@ -14,7 +14,7 @@ from infra.engines.client.load import Timed
 from infra.engines.vllm.dialect import VllmDialect
 
 TICKING = Path(__file__).parents[1] / "standin" / "ticking.py"
-INTERVAL, FIRST, TOKENS = 0.04, 0.3, 25
+INTERVAL, FIRST, TOKENS = 0.04, 0.1, 25
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_the_times_at_64_in_flight_are_the_servers(ticking: str) -> None:
     assert percentile(sent, 0.5) == pytest.approx(INTERVAL, rel=0.1), "the stand-in keeps its time"
     assert measured.itl_p50 == pytest.approx(percentile(sent, 0.5), rel=0.1)
     assert measured.itl_p95 == pytest.approx(percentile(sent, 0.95), rel=0.1)
-    assert measured.ttft_p50 == pytest.approx(FIRST, rel=0.1)
+    assert measured.ttft_p50 == pytest.approx(FIRST, rel=0.3)
     # 20 prompts are asked again in turn until 64 have been in flight for two seconds.
     assert len(single.timed) >= 64 + 20
     assert measured.most_in_flight == 64

@@ -1,12 +1,22 @@
 """Served steps beside the walk's prediction for them, and the gate that they decide."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pytest
 
 from infra.drafter.acceptance import ChainCounts, serving_gate
 from infra.drafter.paired import PairedAnswer, compare_steps, pair
+from infra.drafter.walk import Steps, WalkedSample, WalkResult, walk_chain
+from infra.engines.client.bench import Run
+from infra.engines.client.counters import SpecCounters
+from infra.engines.client.load import Timed
 from infra.errors import GateError
 from infra.results import Paired
+from infra.round.context import RoundContext
+from infra.steps.evaluate import pair_runs
+from infra.store.samples import Sample
 
 DRAFTS = 3
 TOTALS = ChainCounts(1000, (300, 100, 50))
@@ -80,3 +90,25 @@ def test_where_the_steps_say_too_little_the_totals_decide(found: Paired, why: st
     serving_gate(TOTALS, TOTALS, 0.05, found)
     with pytest.raises(GateError, match="from the prediction"):
         serving_gate(TOTALS, ChainCounts(1000, (600, 300, 200)), 0.05, found)
+
+
+def test_each_served_answer_is_paired_with_the_sample_that_was_asked() -> None:
+    """Served in another order, one of them twice; a sample that the walk left out is not compared."""
+    accepted = (1, 0) * 20
+    answer = list(range(100, 141))
+    samples = [
+        Sample(row, f"s{row}", [], [row, 9, *answer], [0, 0] + [1] * 41, "heldout", "length", "vllm", {})
+        for row in range(3)
+    ]
+    steps = Steps((0,) * 3, (0,) * 3, (0,) * 3)
+    walked = WalkResult(
+        tuple(WalkedSample(row, f"s{row}", walk_chain(accepted, DRAFTS), steps, accepted) for row in (0, 1))
+    )
+    moments = tuple((float(place), 2 if place else 1) for place in range(21))
+    served = [Timed((row, 9), answer, 0.0, moments, 20.0, "length") for row in (2, 1, 0, 1)]
+    run = Run(served, (0.0, 20.0), 4, SpecCounters(80, 240, 80, (80, 0, 0)), [0.0])
+    context = SimpleNamespace(config=SimpleNamespace(evaluate=SimpleNamespace(drafts=DRAFTS, step_tolerance=0.1)))
+    found = pair_runs(cast(RoundContext, context), samples, walked, [run])
+    # The last two of 20 steps could have reached beyond the answer's 41 tokens.
+    assert (found.prompts, found.steps, found.active, found.differing) == (2, 2 * 19, 2 * 19, 0.0)
+    assert (found.pieces, found.counted, found.shared) == (80, 80, 1.0)
