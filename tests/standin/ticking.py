@@ -1,7 +1,7 @@
 """A stand-in for vLLM's stream whose timing is known: ``python ticking.py INTERVAL FIRST`` (seconds).
 
 Every answer's first token comes FIRST after its request, each other one INTERVAL after the one before. It prints its
-port, and ``GET /gaps`` gives the gaps between tokens as this process sent them, seconds.
+port. ``GET /times`` gives, as this process saw them, times to the first token and gaps between tokens, seconds.
 """
 
 import asyncio
@@ -14,7 +14,11 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 
 
 async def serve(
-    interval: float, first: float, gaps: list[float], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    interval: float,
+    first: float,
+    times: dict[str, list[float]],
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
 ) -> None:
     """All requests of one connection."""
     try:
@@ -22,9 +26,9 @@ async def serve(
             lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
             if lengths:
                 payload = json.loads(await reader.readexactly(int(lengths[0].split(b":")[1])))
-                await answer(payload, interval, first, gaps, writer)
+                await answer(payload, interval, first, times, writer)
             else:
-                body = json.dumps(gaps).encode() if head.startswith(b"GET /gaps") else b""
+                body = json.dumps(times).encode() if head.startswith(b"GET /times") else b""
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
                 await writer.drain()
     except (asyncio.IncompleteReadError, ConnectionError):
@@ -32,11 +36,16 @@ async def serve(
 
 
 async def answer(
-    payload: dict[str, object], interval: float, first: float, gaps: list[float], writer: asyncio.StreamWriter
+    payload: dict[str, object],
+    interval: float,
+    first: float,
+    times: dict[str, list[float]],
+    writer: asyncio.StreamWriter,
 ) -> None:
     """One stream, on a schedule of its own."""
     writer.write(HEAD)
-    count, due, sent = int(str(payload["max_tokens"])), time.perf_counter() + first, 0.0
+    count, sent = int(str(payload["max_tokens"])), time.perf_counter()
+    due = sent + first
     for number in range(count):
         await asyncio.sleep(due - time.perf_counter())
         choice: dict[str, object] = {"token_ids": [number], "finish_reason": "length" if number == count - 1 else None}
@@ -45,8 +54,7 @@ async def answer(
         event = b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
         writer.write(b"%x\r\n%s\r\n" % (len(event), event))
         now = time.perf_counter()
-        if number:
-            gaps.append(now - sent)
+        times["gaps" if number else "first"].append(now - sent)
         sent, due = now, due + interval
     writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
     await writer.drain()
@@ -54,7 +62,9 @@ async def answer(
 
 async def main(interval: float, first: float) -> None:
     """Serve until the process is ended."""
-    server = await asyncio.start_server(partial(serve, interval, first, []), "127.0.0.1", 0, backlog=256)
+    server = await asyncio.start_server(
+        partial(serve, interval, first, {"first": [], "gaps": []}), "127.0.0.1", 0, backlog=256
+    )
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
