@@ -78,6 +78,8 @@ def test_a_load_without_a_steady_state_counts_whole_and_says_so() -> None:
     single = Run([timed(0.0, 1.0, end=1.0), timed(0.0, 2.0, end=3.0)], (0.0, 3.0), 2, None, [0.001])
     measured = summary([single])
     assert single.steady is None
+    hollow = Run([timed(0.0, 1.0, end=2.5), timed(0.0, 2.0, end=3.0)], (0.0, 3.0), 2, None, [0.001])
+    assert hollow.steady is None, "no token came between the second's first and the first's end"
     assert measured.steady_seconds == 0
     assert measured.tokens_per_second == pytest.approx(2 / 3)
 

@@ -87,11 +87,11 @@ class Run:
 
     @property
     def steady(self) -> Span | None:
-        """When all places were answering, without ramp-up and drain; None if that never was."""
+        """When all places were answering, without ramp-up and drain; None if no token came then."""
         places = min(self.concurrency, len(self.timed))
         begin = sorted(answer.moments[0][0] for answer in self.timed)[places - 1]
         end = sorted(answer.end for answer in self.timed)[len(self.timed) - places]
-        return (begin, end) if end > begin else None
+        return (begin, end) if self._tokens(begin, end) else None
 
     @property
     def measured(self) -> Span:
@@ -106,13 +106,15 @@ class Run:
     @property
     def tokens(self) -> int:
         """Tokens that came in the measured span."""
-        begin, end = self.measured
-        return sum(count for answer in self.timed for moment, count in answer.moments if begin < moment <= end)
+        return self._tokens(*self.measured)
 
     @property
     def rate(self) -> float:
         """Tokens a second of the measured span."""
         return self.tokens / _length(self.measured)
+
+    def _tokens(self, begin: float, end: float) -> int:
+        return sum(count for answer in self.timed for moment, count in answer.moments if begin < moment <= end)
 
 
 def warm_up(
