@@ -2,17 +2,24 @@
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from statistics import fmean
 
 import httpx
 import pytest
+from standin.answering import answering, pieces
+from standin.waiting import wait_for
 
 from infra.engines.client.bench import Run, interval, percentile, ratio_interval, run, summary
-from infra.engines.client.client import Client, Sampling
+from infra.engines.client.client import Client, EngineSilent, RequestRefused, Sampling
+from infra.engines.client.flights import Flights
 from infra.engines.client.load import Timed
 from infra.engines.vllm.dialect import VllmDialect
+from infra.errors import EngineError
 
 TICKING = Path(__file__).parents[1] / "standin" / "ticking.py"
 INTERVAL, FIRST, TOKENS = 0.04, 0.1, 25
@@ -35,9 +42,9 @@ def test_the_times_at_64_in_flight_are_the_servers(ticking: str) -> None:
     measured = summary([single])
     sent = httpx.get(f"{ticking}/times", trust_env=False).json()
     assert measured.itl_p50 == pytest.approx(percentile(sent["gaps"], 0.5), rel=0.1)
-    # Beside other tests either process may wait for a core, which the tail shows.
+    # Beside other tests either process may wait for a core; these two show it most.
     assert measured.itl_p50 <= measured.itl_p95 <= 2 * percentile(sent["gaps"], 0.95)
-    assert measured.ttft_p50 == pytest.approx(percentile(sent["first"], 0.5), abs=INTERVAL)
+    assert FIRST <= measured.ttft_p50 <= percentile(sent["first"], 0.5) + 3 * INTERVAL
     # 20 prompts are asked again in turn until 64 have been in flight for two seconds.
     assert len(single.timed) >= 64 + 20
     assert measured.most_in_flight == 64
@@ -91,3 +98,56 @@ def test_intervals_of_repeated_runs_are_students() -> None:
     assert interval([3.0] * 20) == (3.0, 3.0)
     assert ratio_interval([2.0, 4.0, 8.0], [1.0, 2.0, 4.0]) == pytest.approx((2.0, 2.0))
     assert ratio_interval([1.0], [2.0]) is None
+
+
+@contextmanager
+def refusing() -> Iterator[str]:
+    """URL of a server that knows no completions."""
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """404 to everything."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_a_closed_client_ends_a_load_at_once_and_says_which_requests_are_lost() -> None:
+    flights, faults = Flights(), list[EngineError]()
+    with answering() as engine:
+        engine.stream = lambda payload: pieces(payload) if engine.release.wait() else iter(())
+        client = Client(engine.url, VllmDialect(), timeout=600)
+
+        def load() -> None:
+            try:
+                client.load([[1]] * 4, Sampling(5), concurrency=4, flights=flights)
+            except EngineError as error:
+                faults.append(error)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        wait_for(lambda: len(engine.requests) == 4, "all requests are in flight")
+        assert flights.in_flight == 4
+        client.close()
+        thread.join(60)
+    assert ["closed" in str(fault) for fault in faults] == [True]
+    assert (flights.in_flight, len(flights.lost())) == (0, 4)
+
+
+def test_a_request_that_is_refused_or_never_answered_ends_the_load() -> None:
+    with answering() as engine:
+        engine.stream = lambda payload: pieces(payload) if engine.release.wait() else iter(())
+        with Client(engine.url, VllmDialect(), timeout=0.2) as client, pytest.raises(EngineSilent, match="was silent"):
+            client.load([[1], [2]], Sampling(5), concurrency=2)
+    with refusing() as url, Client(url, VllmDialect()) as client, pytest.raises(RequestRefused, match="404"):
+        client.load([[1], [2]], Sampling(5), concurrency=2)
+    with Client(url, VllmDialect()) as client, pytest.raises(EngineError, match="cannot be reached"):
+        client.load([[1]], Sampling(5), concurrency=1)
