@@ -12,12 +12,10 @@ from infra.errors import EngineError, GateError
 from infra.results import Acceptance, Evaluation, Measured, Paired, Predicted, Speed
 from infra.round.context import RoundContext
 from infra.round.states import extracted_samples
-from infra.steps.measure import LiveRuns, PromptSet
+from infra.steps.measure import FEW_IN_FLIGHT, LiveRuns, PromptSet
 from infra.store.samples import Sample
 
 HELDOUT = "heldout"
-FEW_IN_FLIGHT = 4
-"""Held-out prompts are served so many at a time at most: a busy server joins steps in one piece of the stream."""
 LATE_CLIENT = 0.5
 """Share of the time between tokens that the client may be late; beyond, latencies are its own."""
 
@@ -56,7 +54,7 @@ def prompt_sets(context: RoundContext) -> list[PromptSet]:
         sample.input_ids[: sample.loss_mask.index(1)]
         for sample in heldout_samples(extracted_samples(context), config.evaluate.heldout_count)
     ]
-    few = min(FEW_IN_FLIGHT, *config.evaluate.concurrencies)
+    few = min(FEW_IN_FLIGHT, max(config.evaluate.concurrencies))
     asked = config.evaluate
     return [
         PromptSet(HELDOUT, heldout, config.generate.max_tokens, (few,), greedy=True),

@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 SERVER_OVERHEAD_BYTES = 4 << 30
 """Memory of a CPU server besides weights: runtime, activations and a 2 GiB KV cache."""
 WARM_UP_PROMPTS = 4
+FEW_IN_FLIGHT = 4
+"""Held-out prompts are served so many at a time at most: a busy server joins steps in one piece of the stream."""
 BLOCKS = 4
 LAUNCHES = 2
 """How often ``abba`` launches each server."""

@@ -18,6 +18,7 @@ from infra.round.needs import draft_size, memory_needed, training_disk
 from infra.round.rates import STARTS, Rates, Work, learnt_rates, reference_rates
 from infra.round.sampling import sampling_notes
 from infra.round.status import look
+from infra.steps.measure import BLOCKS, FEW_IN_FLIGHT, LAUNCHES
 from infra.store.hidden import state_bytes_per_token
 from infra.units import size
 
@@ -248,7 +249,7 @@ def _steps(
     train_tokens = tokens * (1 - config.prepare.heldout) * config.train.epochs
     if config.train.max_steps is not None:
         train_tokens = min(train_tokens, config.train.max_steps * config.train.sequence_tokens)
-    starts, live = _served(config, answer_tokens / max(1, samples))
+    starts, live = _served(config, answer_tokens / max(1, samples), rates.serve_tokens)
     engines = [find_engine(name) for name in ENGINES]
     titles = " and in ".join(f"{engine.title}'s" for engine in engines)
     plain = sum(engine.layout is not None and not engine.layout.embeds for engine in engines)  # without embedding
@@ -322,14 +323,21 @@ def _work(config: RoundConfig, shape: TargetShape, sample_tokens: float) -> Work
     )
 
 
-def _served(config: RoundConfig, answer: float) -> tuple[float, int]:
-    """(engine starts waited for, tokens served) of the evaluation, by the layout that it will most likely have."""
+def _served(config: RoundConfig, answer: float, rate: float) -> tuple[float, int]:
+    """(engine starts waited for, tokens served) of the evaluation, by the layout that it will most likely have.
+
+    Args:
+        config: the round.
+        answer: tokens of a held-out answer.
+        rate: tokens served a second; a run goes on until its steady state is long enough.
+    """
     asked = config.evaluate
     abba = asked.layout == "abba" or (asked.layout == "auto" and config.engines[config.serve_with].device != "cpu")
-    busiest = max(asked.concurrencies)
-    sets = [(asked.prompts.count, asked.max_tokens, flight) for flight in asked.concurrencies]
+    few = min(FEW_IN_FLIGHT, max(asked.concurrencies))
+    sets = [(asked.prompts.count, asked.max_tokens, flight, asked.steady_seconds) for flight in asked.concurrencies]
     tokens = 0.0
-    for count, length, flight in [*sets, (asked.heldout_count, answer, busiest)]:
-        twice = abba and count < 4 * flight  # too few to halve: each launch serves all of them
-        tokens += 2 * count * length * (2 if twice else 1)
+    for count, length, flight, steady in [*sets, (asked.heldout_count, answer, few, 0.0)]:
+        blocks = max(1, min(BLOCKS, count // flight))
+        runs = BLOCKS if steady else max(blocks, LAUNCHES) if abba else blocks
+        tokens += 2 * runs * max(count / blocks * length, steady * rate)
     return STARTS["abba" if abba else "interleaved"], round(tokens)
