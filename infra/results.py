@@ -18,7 +18,7 @@ class Result(BaseModel):
 
 
 class Speed(Result):
-    """Serving speed of one run, client side.
+    """Serving speed of one or more runs, client side; rates and times are those of the steady state.
 
     A chunk of n tokens that arrives after a gap of g seconds counts as n gaps of g/n.
     """
@@ -34,6 +34,22 @@ class Speed(Result):
         default=None, description="Most requests in flight at one moment; None: it was not counted."
     )
     mean_in_flight: float | None = Field(default=None, description="Requests in flight, mean over the time.")
+    between_tokens_p99: float | None = Field(
+        default=None, description="Time between tokens, 99th percentile, seconds; None: it was not kept."
+    )
+    steady_seconds: float | None = Field(
+        default=None,
+        description="Seconds without ramp-up and drain, all runs; 0: a run had none, and all is counted; None: an old "
+        "measurement, which counts all.",
+    )
+    runs: int | None = Field(default=None, description="Repeated runs; None: it was not kept.")
+    interval: tuple[float, float] | None = Field(
+        default=None, description="95 % interval of tokens_per_second over the runs; None: there were too few."
+    )
+    client_lag: float | None = Field(
+        default=None,
+        description="How late the client was to stamp what came, seconds, 95th percentile; None: not noted.",
+    )
 
 
 class Acceptance(Result):
@@ -58,6 +74,9 @@ class Measured(Result):
     draft: Speed
     plain: Speed
     looping: float = Field(description="Share of answers that degenerate into repetition.")
+    speed_up: tuple[float, float] | None = Field(
+        default=None, description="95 % interval of the speed-up over paired runs; None: there were too few."
+    )
 
 
 class Predicted(Result):
@@ -66,6 +85,33 @@ class Predicted(Result):
     acceptance: Acceptance
     joint: tuple[float, ...]
     conditional: tuple[float, ...]
+
+
+class Paired(Result):
+    """Served steps beside the walk's prediction for them, where a served answer has the stored one's tokens.
+
+    Intervals are 95 % bootstrap intervals over prompts.
+    """
+
+    prompts: int = Field(description="Prompts with a step that is compared.")
+    steps: int = Field(description="Steps that are compared.")
+    active: int = Field(description="Of these, steps where the walk, or serving, has a draft accepted.")
+    stored_tokens: int = Field(description="Tokens of the stored answers.")
+    shared_tokens: int = Field(description="Of these, tokens before the served answer parts from the stored one.")
+    differing: float = Field(description="Share of the active steps that got another number of drafts accepted.")
+    differing_interval: tuple[float, float]
+    difference: float = Field(description="Accepted drafts a compared step, served minus predicted, mean.")
+    difference_interval: tuple[float, float]
+    same: float = Field(description="Share of the compared steps that got exactly what was predicted.")
+    bound: float = Field(description="The gate stops when the whole interval of `differing` is above it.")
+    pieces: int = Field(description="Pieces of the streams after their first ones; each is a step.")
+    counted: int = Field(description="Steps with drafts that the engine counted over the same answers.")
+    why_not: str = Field(default="", description="Why the steps decide nothing; empty when they decide.")
+
+    @property
+    def shared(self) -> float:
+        """Share of the stored answers' tokens that the served ones have, too."""
+        return self.shared_tokens / self.stored_tokens if self.stored_tokens else 0.0
 
 
 class Evaluation(Result):
@@ -79,6 +125,9 @@ class Evaluation(Result):
     measured: tuple[Measured, ...]
     deviation: float = Field(description="Live over predicted acceptance length on the same held-out prompts, minus 1.")
     tolerance: float = Field(default=0.05, description="The round's bound on the deviation's size, relative.")
+    paired: Paired | None = Field(
+        default=None, description="The same step by step, which decides where it can; None: it was not compared."
+    )
 
 
 class TrainPoint(Result):

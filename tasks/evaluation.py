@@ -10,6 +10,7 @@ from infra.round.draft_layouts import draft_folder, served_draft
 from infra.round.ledger import Ledger, Step
 from infra.round.serving import Serving
 from infra.steps import evaluate as steps
+from infra.steps.measure import ServerLost, begin_both, layout, measure
 from tasks.options import DELAYS, RETRIES, STEP, attempts, may_pass
 
 
@@ -27,23 +28,24 @@ def evaluate(context: RoundContext, ledger: Ledger, step: Step) -> Evaluation:
         return done
     draft = draft_folder(context)
     sets = steps.prompt_sets(context)
-    how = steps.layout(context)
+    how = layout(context)
     with Serving(context, "bench") as plain, Serving(context, "bench", draft=served_draft(context, draft)) as drafted:
         if how == "interleaved":
-            steps.begin_both(context, plain, drafted)
-        predicted = steps.predict(context, draft)
+            begin_both(context, plain, drafted)
+        walked = steps.walk_heldout(context, draft)
+        predicted = steps.prediction(walked)
         get_run_logger().info(f"held-out states predict an acceptance length of {predicted.acceptance.length:.3f}")
         try:
-            live = steps.measure(context, plain, drafted, sets, how)
-        except steps.ServerLost as error:
+            live = measure(context, plain, drafted, sets, how)
+        except ServerLost as error:
             ledger.notes.append(f"{error.what}; all was measured again")
             raise
         ledger.started(plain)
         ledger.started(drafted)
-    evaluation = steps.judge(context, predicted, live, sets, how)
-    serving_gate(*steps.compared(evaluation), context.config.evaluate.tolerance)
+    evaluation = steps.judge(context, predicted, live, sets, how, steps.pair_steps(context, walked, live, sets))
+    serving_gate(*steps.compared(evaluation), context.config.evaluate.tolerance, evaluation.paired)
     stored.write_result(context, "eval", stored.EVALUATION, evaluation)
-    ledger.notes += steps.shortfalls(context, evaluation, sets)
+    ledger.notes += steps.shortfalls(context, evaluation, sets) + steps.late_client(evaluation)
     step.detail = f"{how}, {' and '.join(f'{len(item.prompts)} {item.name}' for item in sets)} prompts"
     if too_long := len(context.evaluation_prompts) - len(sets[-1].prompts):
         step.detail += f"; {too_long} evaluation prompts were too long"

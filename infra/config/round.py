@@ -215,7 +215,23 @@ class EvaluateConfig(SamplingConfig):
         default=0.05,
         gt=0,
         lt=1,
-        description="Serving gate: how far live acceptance may lie from the prediction, relative.",
+        description="Serving gate, where served and stored answers share too few steps to be compared one by one: how "
+        "far live acceptance may lie from the prediction, relative.",
+    )
+    step_tolerance: float = Field(
+        default=0.1,
+        gt=0,
+        lt=1,
+        description="Serving gate: share of the steps with an accepted draft that may get another number accepted than "
+        "the walk says for the same tokens; the 95 % interval of that share must reach below.",
+        json_schema_extra=LATER,
+    )
+    steady_seconds: float = Field(
+        default=10.0,
+        ge=0,
+        description="Least steady state of each run of the evaluation prompts, seconds; they are asked again in turn "
+        "until it is reached. 0 asks each once.",
+        json_schema_extra=LATER,
     )
 
     @model_validator(mode="after")

@@ -38,12 +38,17 @@ class Steps:
 
 @dataclass(frozen=True)
 class WalkedSample:
-    """One held-out sample: the chain's counts, and the counts over all positions."""
+    """One held-out sample: the chain's counts, the counts over all positions, and what each position would get.
+
+    Args:
+        accepted: see :func:`accepted_from`.
+    """
 
     row: int
     sample_id: str
     chain: ChainCounts
     steps: Steps
+    accepted: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -79,30 +84,42 @@ class WalkResult:
         return tuple(float(top) / float(bottom) if bottom else 0.0 for top, bottom in zip(tops, bottoms, strict=True))
 
 
-def walk_chain(correct: NDArray[np.bool_], first: int, end: int) -> ChainCounts:
-    """Walk one answer as serving would, greedily.
+def accepted_from(correct: NDArray[np.bool_], first: int, end: int) -> list[int]:
+    """How many drafts a chain would get accepted from each place of an answer where serving can start one.
+
+    Entry n is the chain that starts when n + 1 tokens of the answer are known. Its last known state is at position
+    first - 1 + n.
 
     Args:
         correct: bool [steps, positions]: whether draft k of a chain whose last known state is position i is the
             token i + 2 + k.
-        first: index of the answer's first token, which comes from the target alone; the first chain starts one before.
-        end: index after the answer's last token.
+        first: index of the answer's first token, which comes from the target alone.
+        end: index after the answer's last token; what was drafted beyond it counts as not accepted.
     """
-    steps = correct.shape[0]
-    accepted = [0] * steps
-    starts, position = 0, first - 1
-    while position + 2 < end:
+    runs = np.logical_and.accumulate(correct[:, first - 1 : max(first - 1, end - 2)], axis=0).sum(axis=0)
+    left = end - first - 1 - np.arange(len(runs))
+    return [int(run) for run in np.minimum(runs, left)]
+
+
+def walk_chain(accepted: Sequence[int], drafts: int) -> ChainCounts:
+    """Walk one answer as serving would, greedily: each chain starts behind what the last one got accepted.
+
+    Args:
+        accepted: what :func:`accepted_from` found.
+        drafts: tokens drafted a step.
+    """
+    by_position = [0] * drafts
+    starts = known = 0
+    while known < len(accepted):
         starts += 1
-        taken = 0
-        while taken < steps and position + 2 + taken < end and correct[taken, position]:
-            accepted[taken] += 1
-            taken += 1
-        position += taken + 1
-    return ChainCounts(starts, tuple(accepted))
+        for place in range(accepted[known]):
+            by_position[place] += 1
+        known += accepted[known] + 1
+    return ChainCounts(starts, tuple(by_position))
 
 
 def count_steps(correct: NDArray[np.bool_], first: int, end: int) -> Steps:
-    """Counts over every position of one answer; arguments as for :func:`walk_chain`."""
+    """Counts over every position of one answer; arguments as for :func:`accepted_from`."""
     positions, joint, reached = [], [], []
     for step in range(correct.shape[0]):
         span = slice(first - 1, max(first - 1, end - 2 - step))
@@ -136,7 +153,7 @@ def walk(
     Raises:
         TrainingError: there is nothing to walk, or the process failed.
     """
-    spans = [(sample, *_span(sample)) for sample in samples]
+    spans = [(sample, *answer_span(sample)) for sample in samples]
     asked = [
         {"row": sample.row, "first": first, "end": end}
         for sample, first, end in spans
@@ -171,8 +188,8 @@ def walk(
     return WalkResult(tuple(_walked(item, ids[item["row"]]) for item in walked))
 
 
-def _span(sample: Sample) -> tuple[int, int]:
-    """First supervised token and the one after the last."""
+def answer_span(sample: Sample) -> tuple[int, int]:
+    """Where a sample's answer begins, and the index after its last token; (0, 0) if it has none."""
     written = [index for index, mask in enumerate(sample.loss_mask) if mask]
     return (written[0], written[-1] + 1) if written else (0, 0)
 
@@ -180,4 +197,5 @@ def _span(sample: Sample) -> tuple[int, int]:
 def _walked(item: dict[str, list[int]], sample_id: str) -> WalkedSample:
     chain = ChainCounts(int(item["starts"]), tuple(item["accepted"]))  # type: ignore[call-overload]
     steps = Steps(tuple(item["positions"]), tuple(item["joint"]), tuple(item["reached"]))
-    return WalkedSample(int(item["row"]), sample_id, chain, steps)  # type: ignore[call-overload]
+    row = int(item["row"])  # type: ignore[call-overload]
+    return WalkedSample(row, sample_id, chain, steps, tuple(item["accepted_from"]))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 
-from infra.drafter.walk import count_steps, walk_chain
+from infra.drafter.walk import accepted_from, count_steps, walk_chain
 from infra.store.reader import StatesReader
 
 
@@ -77,9 +77,10 @@ def walk_rows(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         row = reader.read(asked["row"])
         tokens = row["token_ids"]
         right = correctness(draft_chains(model, row["hidden_states"], tokens, request["drafts"]), tokens)
-        chain = walk_chain(right, asked["first"], asked["end"])
+        accepted = accepted_from(right, asked["first"], asked["end"])
+        chain = walk_chain(accepted, request["drafts"])
         steps = count_steps(right, asked["first"], asked["end"])
-        yield {"row": asked["row"], **asdict(chain), **asdict(steps)}
+        yield {"row": asked["row"], **asdict(chain), **asdict(steps), "accepted_from": accepted}
 
 
 def main(request: Path, answer: Path) -> None:

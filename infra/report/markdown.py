@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
+from infra.report.agreement import agreement
 from infra.report.drafts import layouts_table, others_table
 from infra.report.layers import layers_table, layers_text, parity_table, parity_text
 from infra.report.wording import (
     PROMPTS,
     SAME_SPEED,
+    between,
+    between_tokens,
     headline,
     in_flight,
     length,
@@ -50,8 +53,8 @@ def report(result: Report, figures: Mapping[str, str]) -> str:
         _image(figures, "acceptance", "Acceptance rate by position"),
         "## Speed",
         table(speed_table(result)),
-        "TTFT is the time to the first token, ITL the time between tokens: median / 95th percentile, seen by the "
-        f"client. {_layout(result)}",
+        "TTFT is the time to the first token, ITL the time between tokens, seen by the client: median / 95th (and "
+        f"99th) percentile. {_steady(result)}{_layout(result)}",
         _image(figures, "throughput", "Throughput without and with the draft"),
         "## Training",
         _training(result),
@@ -90,7 +93,7 @@ def verdict(result: Report) -> str:
     best = headline(result)
     if best is None:
         return "**Nothing was measured live**, so nothing can be said about this draft in serving."
-    sentences = [_accepts(result, best), _agreement(result)]
+    sentences = [_accepts(result, best), agreement(result)]
     if speculates(best.acceptance):
         sentences += _speed_sentences(result)
     else:
@@ -118,7 +121,7 @@ def speed_table(result: Report) -> Rows:
     rows: Rows = []
     for item in result.evaluation.measured:
         rows.append(_speed_row(item, "without", item.plain, ""))
-        rows.append(_speed_row(item, "with", item.draft, f"{ratio(item):.2f} x"))
+        rows.append(_speed_row(item, "with", item.draft, f"{ratio(item):.2f} x{between(item.speed_up, 2)}"))
     return rows
 
 
@@ -223,24 +226,6 @@ def _drafted(found: Acceptance, asked: int) -> str:
     return f"{found.drafted:.2f} drafted ({asked} were asked for)"
 
 
-def _agreement(result: Report) -> str:
-    evaluation = result.evaluation
-    held = result.live("heldout")
-    if held is None:
-        return "No held-out prompts were served, so the prediction was not put to the test."
-    off, bound = abs(evaluation.deviation), percent(evaluation.tolerance, 0)
-    figures = (
-        f"predicted {evaluation.predicted.acceptance.length:.3f} for the same held-out prompts and "
-        f"{held.acceptance.length:.3f} was served, {percent(off)} {'less' if evaluation.deviation < 0 else 'more'}"
-    )
-    if off <= evaluation.tolerance:
-        return f"The prediction holds: walking the chain over stored states {figures} (bound {bound})."
-    return (
-        f"**The prediction does not hold**: walking the chain over stored states {figures}, beyond the bound of "
-        f"{bound}: training and serving do not see the same states."
-    )
-
-
 def _speed_sentences(result: Report) -> list[str]:
     sentences = []
     for item in speed_runs(result):
@@ -251,7 +236,13 @@ def _speed_sentences(result: Report) -> list[str]:
         if most < item.concurrency:
             flight += f" ({item.concurrency} were asked for)"
         rates = f"{with_draft:,.0f} tokens/s with it against {plain:,.0f} without"
-        if abs(change) <= SAME_SPEED:
+        low, high = item.speed_up or (ratio(item), ratio(item))
+        if low < 1 < high:
+            sentences.append(
+                f"{flight} repeated runs tell no difference in speed: {rates}, {ratio(item):.2f} x"
+                f"{between(item.speed_up, 2)}."
+            )
+        elif abs(change) <= SAME_SPEED:
             sentences.append(f"{flight} the draft makes no difference to speed: {rates}.")
         elif change > 0:
             sentences.append(f"{flight} the draft makes serving **faster by {percent(change, 0)}**: {rates}.")
@@ -289,11 +280,24 @@ def _speed_row(item: Measured, draft: str, speed: Speed, speed_up: str) -> dict[
         "prompts": PROMPTS[item.prompts],
         "in flight": in_flight(speed, item.concurrency),
         "draft": draft,
-        "tokens/s": f"{speed.tokens_per_second:,.1f}",
+        "tokens/s": f"{speed.tokens_per_second:,.1f}{between(speed.interval, 1)}",
         "speed-up": speed_up,
         "TTFT, ms": f"{milliseconds(speed.first_token_p50)} / {milliseconds(speed.first_token_p95)}",
-        "ITL, ms": f"{milliseconds(speed.between_tokens_p50)} / {milliseconds(speed.between_tokens_p95)}",
+        "ITL, ms": " / ".join(milliseconds(seconds) for seconds in between_tokens(speed)),
     }
+
+
+def _steady(result: Report) -> str:
+    sides = [side for item in result.evaluation.measured for side in (item.plain, item.draft)]
+    if any(side.steady_seconds is None for side in sides):
+        return ""
+    text = (
+        "All figures are of the steady state, without ramp-up and drain. In brackets is the 95 % interval over "
+        "repeated runs. "
+    )
+    if any(side.steady_seconds == 0 for side in sides):
+        text += "Where too few prompts left no steady state, the whole run is counted. "
+    return text
 
 
 def _layout(result: Report) -> str:

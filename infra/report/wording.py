@@ -57,6 +57,17 @@ def length(acceptance: Acceptance) -> str:
     return f"{acceptance.length:.3f} ({low:.3f} to {high:.3f})"
 
 
+def between(interval: tuple[float, float] | None, digits: int) -> str:
+    """An interval behind a figure: `` (0.98 to 1.12)``; empty when there is none."""
+    return f" ({interval[0]:,.{digits}f} to {interval[1]:,.{digits}f})" if interval is not None else ""
+
+
+def between_tokens(speed: Speed) -> list[float]:
+    """Time between tokens by percentile, seconds: 50th, 95th, and the 99th where it was kept."""
+    found = [speed.between_tokens_p50, speed.between_tokens_p95]
+    return found if speed.between_tokens_p99 is None else [*found, speed.between_tokens_p99]
+
+
 def milliseconds(seconds: float) -> str:
     """Seconds as milliseconds with three significant digits or so: ``4.07``, ``41.2``, ``1,240``."""
     value = 1000 * seconds

@@ -1,47 +1,23 @@
 """The evaluate step: predict acceptance from held-out states, then measure it where the draft is served."""
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from infra.data.gate import leakage_gate
 from infra.drafter import acceptance as chain
-from infra.drafter.walk import walk
-from infra.engines.client.bench import Measurement, Run, looping, run, summary, warm_up
-from infra.engines.client.client import Client, Sampling
+from infra.drafter.paired import PairedAnswer, compare_steps, pair
+from infra.drafter.walk import WalkResult, answer_span, walk
+from infra.engines.client.bench import Measurement, Run, interval, looping, ratio_interval, summary
 from infra.errors import EngineError, GateError
-from infra.machine.host import memory_available
-from infra.results import Acceptance, Evaluation, Measured, Predicted, Speed
+from infra.results import Acceptance, Evaluation, Measured, Paired, Predicted, Speed
 from infra.round.context import RoundContext
-from infra.round.serving import Serving
 from infra.round.states import extracted_samples
+from infra.steps.measure import FEW_IN_FLIGHT, LiveRuns, PromptSet
 from infra.store.samples import Sample
 
-log = logging.getLogger(__name__)
-
-SERVER_OVERHEAD_BYTES = 4 << 30
-"""Memory of a CPU server besides weights: runtime, activations and a 2 GiB KV cache."""
-WARM_UP_PROMPTS = 4
 HELDOUT = "heldout"
-BLOCKS = 4
-LAUNCHES = 2
-"""How often the turn comes to each server in ``abba``."""
-
-
-class ServerLost(EngineError):
-    """A server died or hung while it was measured: a measurement with a hole is none, and all is measured again."""
-
-
-@dataclass(frozen=True)
-class PromptSet:
-    """Token ids of prompts that are served live."""
-
-    name: str
-    prompts: list[list[int]]
-    max_tokens: int
-    concurrencies: tuple[int, ...]
+LATE_CLIENT = 0.5
+"""Share of the time between tokens that the client may be late; beyond, latencies are its own."""
 
 
 def evaluation_gate(context: RoundContext) -> None:
@@ -78,10 +54,17 @@ def prompt_sets(context: RoundContext) -> list[PromptSet]:
         sample.input_ids[: sample.loss_mask.index(1)]
         for sample in heldout_samples(extracted_samples(context), config.evaluate.heldout_count)
     ]
-    busiest = max(config.evaluate.concurrencies)
+    few = min(FEW_IN_FLIGHT, max(config.evaluate.concurrencies))
+    asked = config.evaluate
     return [
-        PromptSet(HELDOUT, heldout, config.generate.max_tokens, (busiest,)),
-        PromptSet("evaluation", evaluation_ids(context), config.evaluate.max_tokens, config.evaluate.concurrencies),
+        PromptSet(HELDOUT, heldout, config.generate.max_tokens, (few,), greedy=True),
+        PromptSet(
+            "evaluation",
+            evaluation_ids(context),
+            asked.max_tokens,
+            asked.concurrencies,
+            seconds=asked.steady_seconds,
+        ),
     ]
 
 
@@ -91,89 +74,13 @@ def heldout_samples(samples: Sequence[Sample], count: int) -> list[Sample]:
     return [sample for _, sample in zip(range(count), heldout, strict=False)]
 
 
-def layout(context: RoundContext) -> str:
-    """How the two servers share the machine: ``interleaved`` when both fit, else ``abba``."""
-    asked = context.config.evaluate.layout
-    if asked != "auto":
-        return asked
-    if context.serving.device != "cpu":
-        return "abba"
-    needed = 2 * (2 * context.target.shape.weight_bytes + SERVER_OVERHEAD_BYTES)
-    return "interleaved" if memory_available() > needed else "abba"
-
-
-@dataclass
-class LiveRuns:
-    """Runs gathered so far, by (prompt set, concurrency, with draft)."""
-
-    runs: dict[tuple[str, int, bool], list[Run]]
-
-    def add(self, key: tuple[str, int, bool], run: Run) -> None:
-        """Keep one block's run."""
-        self.runs.setdefault(key, []).append(run)
-
-    def of(self, name: str, concurrency: int, draft: bool) -> list[Run]:
-        """All blocks of one measurement."""
-        return self.runs[(name, concurrency, draft)]
-
-
-def measure(context: RoundContext, plain: Serving, drafted: Serving, sets: Sequence[PromptSet], how: str) -> LiveRuns:
-    """Serve every prompt set without and with the draft.
-
-    Interleaved: both servers are up and blocks of prompts alternate A B B A, one block at a time, so that both see
-    the same noise. ``abba``: one server at a time, half of the prompts in each of A B B A; all of them in each where
-    halves would be too few for the requests in flight (:func:`split`). The two B share a launch.
-    """
-    live = LiveRuns({})
-    order = ((False, 0), (True, 0), (True, 1), (False, 1))
-    if how == "interleaved":
-        begin_both(context, plain, drafted)
-        servers = {False: plain, True: drafted}
-        clients = {with_draft: _warm(serving, sets) for with_draft, serving in servers.items()}
-        for prompt_set in sets:
-            for concurrency in prompt_set.concurrencies:
-                blocks = split(prompt_set.prompts, BLOCKS, concurrency)
-                for number, block in enumerate(blocks):
-                    for with_draft in (False, True) if number % 2 == 0 else (True, False):
-                        done = _serve(servers[with_draft], clients[with_draft], prompt_set, block, concurrency)
-                        live.add((prompt_set.name, concurrency, with_draft), done)
-                    log.info(f"{prompt_set.name} at {concurrency}: block {number + 1}/{len(blocks)} served")
-        return live
-    for with_draft, half in order:
-        serving = drafted if with_draft else plain
-        client = _warm(serving, sets)
-        for prompt_set in sets:
-            for concurrency in prompt_set.concurrencies:
-                blocks = split(prompt_set.prompts, LAUNCHES, concurrency)
-                done = _serve(serving, client, prompt_set, blocks[half % len(blocks)], concurrency)
-                live.add((prompt_set.name, concurrency, with_draft), done)
-                what = f"half {half + 1}/{LAUNCHES}" if len(blocks) == LAUNCHES else "all prompts"
-                log.info(f"{prompt_set.name} at {concurrency}: {what} served, draft: {with_draft}")
-        if (with_draft, half) != (True, 0):  # it is the next one's server, too
-            serving.stop()
-    return live
-
-
-def begin_both(context: RoundContext, plain: Serving, drafted: Serving) -> None:
-    """Start both servers; on CUDA the second one only when the first is ready.
-
-    An engine sizes its KV cache by the card's free memory: of two that load at once each takes the other's
-    allocations for its own (seen with vLLM 0.24.0: 0.5 GiB of cache beside 54 GiB).
-    """
-    plain.begin()
-    if context.serving.device == "cuda":
-        plain.ready(context.config.generate.timeout_seconds)
-    drafted.begin()
-
-
-def split(prompts: list[list[int]], blocks: int, concurrency: int) -> list[list[list[int]]]:
-    """At most ``blocks`` even blocks, none smaller than twice the concurrency unless there is only one."""
-    count = max(1, min(blocks, len(prompts) // (2 * concurrency)))
-    return [prompts[number::count] for number in range(count)]
-
-
 def judge(
-    context: RoundContext, predicted: Predicted, live: LiveRuns, sets: Sequence[PromptSet], how: str
+    context: RoundContext,
+    predicted: Predicted,
+    live: LiveRuns,
+    sets: Sequence[PromptSet],
+    how: str,
+    paired: Paired | None = None,
 ) -> Evaluation:
     """The live figures beside the prediction."""
     measured = [
@@ -191,6 +98,35 @@ def judge(
         measured=tuple(measured),
         deviation=reference.acceptance.length / predicted.acceptance.length - 1,
         tolerance=context.config.evaluate.tolerance,
+        paired=paired,
+    )
+
+
+def pair_steps(context: RoundContext, walked: WalkResult, live: LiveRuns, sets: Sequence[PromptSet]) -> Paired:
+    """The held-out prompts' served steps beside what the walk says of them."""
+    [concurrency] = next(item.concurrencies for item in sets if item.name == HELDOUT)
+    samples = heldout_samples(extracted_samples(context), context.config.evaluate.heldout_count)
+    return pair_runs(context, samples, walked, live.of(HELDOUT, concurrency, True))
+
+
+def pair_runs(context: RoundContext, samples: Sequence[Sample], walked: WalkResult, runs: Sequence[Run]) -> Paired:
+    """Steps of runs over the samples' prompts, greedy and with the draft, beside the walk over the samples."""
+    served = {answer.prompt_ids: answer for single in runs for answer in single.timed}
+    accepted = {sample.row: sample.accepted for sample in walked.samples}
+    answers: list[PairedAnswer] = []
+    for sample in samples:
+        first, end = answer_span(sample)
+        answer = served.get(tuple(sample.input_ids[:first]))
+        if answer is not None and sample.row in accepted:
+            sizes = [count for _, count in answer.moments]
+            stored = sample.input_ids[first:end]
+            drafts = context.config.evaluate.drafts
+            answers.append(pair(stored, accepted[sample.row], answer.token_ids, sizes, drafts))
+    return compare_steps(
+        answers,
+        pieces=sum(answer.pieces for single in runs for answer in single.timed),
+        counted=sum(single.counters.drafts for single in runs if single.counters is not None),
+        bound=context.config.evaluate.step_tolerance,
     )
 
 
@@ -224,27 +160,39 @@ def shortfalls(context: RoundContext, evaluation: Evaluation, sets: Sequence[Pro
     return found
 
 
+def late_client(evaluation: Evaluation) -> list[str]:
+    """Where the client that measured was too late for its latencies to be believed, a sentence each."""
+    found = []
+    for item in evaluation.measured:
+        for side, name in ((item.plain, "without"), (item.draft, "with")):
+            if side.client_lag is not None and side.client_lag > LATE_CLIENT * side.between_tokens_p50:
+                found.append(
+                    f"while it measured the {item.prompts} prompts at {item.concurrency} in flight {name} the draft, "
+                    f"the client was up to {1000 * side.client_lag:.1f} ms late (95th percentile): latencies may be "
+                    "its own"
+                )
+    return found
+
+
 def _measured(prompt_set: PromptSet, concurrency: int, live: LiveRuns, drafts: int) -> Measured:
     with_draft, plain = (live.of(prompt_set.name, concurrency, draft) for draft in (True, False))
-    drafted = summary(with_draft)
-    repeated = sum(len(single.timed) for single in with_draft) > len(prompt_set.prompts)
+    drafted, undrafted = summary(with_draft), summary(plain)
     return Measured(
         prompts=prompt_set.name,
         concurrency=concurrency,
-        acceptance=_live_acceptance(with_draft, drafted, drafts, repeated),
+        acceptance=_live_acceptance(with_draft, drafted, drafts),
         draft=_speed(drafted),
-        plain=_speed(summary(plain)),
+        plain=_speed(undrafted),
+        speed_up=ratio_interval(drafted.rates, undrafted.rates),
         looping=sum(looping(answer) for answer in drafted.answers) / max(1, len(drafted.answers)),
     )
 
 
-def _live_acceptance(runs: Sequence[Run], measurement: Measurement, drafts: int, repeated: bool) -> Acceptance:
+def _live_acceptance(runs: Sequence[Run], measurement: Measurement, drafts: int) -> Acceptance:
     """From the engine's own counters; the interval from how many tokens each prompt's steps brought.
 
     The counters are the engine's totals. A prompt's own steps are seen by the client: one piece of the stream a step.
-
-    Args:
-        repeated: each run served every prompt; a prompt's steps in all of them are one part then.
+    All answers to one prompt are one part.
     """
     counters = measurement.counters
     if counters is None:
@@ -254,15 +202,11 @@ def _live_acceptance(runs: Sequence[Run], measurement: Measurement, drafts: int,
             fix="read the engine's log: is the draft loaded?",
         )
     total = chain.ChainCounts(counters.drafts, counters.accepted_per_position[:drafts])
-    parts = [
-        chain.ChainCounts(item.pieces, (max(0, len(item.token_ids) - 1 - item.pieces),))
-        for single in runs
-        for item in single.timed
-    ]
-    if repeated:
-        count = len(parts) // len(runs)
-        parts = [chain.pooled(parts[number::count]) for number in range(count)]
-    found = _acceptance(total, [part for part in parts if part.starts])
+    parts: dict[tuple[int, ...], list[chain.ChainCounts]] = {}
+    for answer in (answer for single in runs for answer in single.timed):
+        accepted = max(0, len(answer.token_ids) - answer.moments[0][1] - answer.pieces)
+        parts.setdefault(answer.prompt_ids, []).append(chain.ChainCounts(answer.pieces, (accepted,)))
+    found = _acceptance(total, [part for part in map(chain.pooled, parts.values()) if part.starts])
     return found.model_copy(update={"drafted": counters.draft_tokens / counters.drafts if counters.drafts else None})
 
 
@@ -275,14 +219,19 @@ def _speed(measurement: Measurement) -> Speed:
         first_token_p95=measurement.ttft_p95,
         between_tokens_p50=measurement.itl_p50,
         between_tokens_p95=measurement.itl_p95,
+        between_tokens_p99=measurement.itl_p99,
         most_in_flight=measurement.most_in_flight,
         mean_in_flight=measurement.mean_in_flight,
+        steady_seconds=measurement.steady_seconds,
+        runs=len(measurement.rates),
+        interval=interval(measurement.rates),
+        client_lag=measurement.client_lag,
     )
 
 
-def predict(context: RoundContext, draft: Path) -> Predicted:
+def walk_heldout(context: RoundContext, draft: Path) -> WalkResult:
     """Walk the chain over the stored states of the held-out samples that are also served live."""
-    result = walk(
+    return walk(
         draft,
         heldout_samples(extracted_samples(context), context.config.evaluate.heldout_count),
         states_url=context.settings.store,
@@ -291,8 +240,12 @@ def predict(context: RoundContext, draft: Path) -> Predicted:
         workdir=context.scratch / "walk",
         run_dir=context.settings.run_dir,
     )
+
+
+def prediction(walked: WalkResult) -> Predicted:
+    """What the walk predicts for serving."""
     return Predicted(
-        acceptance=_acceptance(result.predicted, result.parts), joint=result.joint, conditional=result.conditional
+        acceptance=_acceptance(walked.predicted, walked.parts), joint=walked.joint, conditional=walked.conditional
     )
 
 
@@ -305,33 +258,3 @@ def _acceptance(total: chain.ChainCounts, parts: Sequence[chain.ChainCounts]) ->
         starts=total.starts,
         prompts=len(parts),
     )
-
-
-def _warm(serving: Serving, sets: Sequence[PromptSet]) -> Client:
-    """A client of the server when it is ready and has answered a few prompts that count nowhere."""
-    client = serving.watched(serving.context.config.generate.timeout_seconds)
-    with _attended(serving):
-        warm_up(client, sets[-1].prompts[:WARM_UP_PROMPTS], concurrency=WARM_UP_PROMPTS, flights=serving.flights)
-    return client
-
-
-def _serve(serving: Serving, client: Client, prompt_set: PromptSet, prompts: list[list[int]], concurrency: int) -> Run:
-    with _attended(serving):
-        return run(
-            client,
-            prompts,
-            sampling=Sampling.of(serving.context.config.evaluate, prompt_set.max_tokens),
-            concurrency=concurrency,
-            flights=serving.flights,
-        )
-
-
-@contextmanager
-def _attended(serving: Serving) -> Iterator[None]:
-    """Around requests to a server: where it died of them or hung, the error says so."""
-    try:
-        yield
-    except EngineError as error:
-        if (why := serving.death(error)) is not None:
-            raise ServerLost(f"{serving.name} died while it was measured: {why}") from error
-        raise

@@ -23,10 +23,11 @@ from infra.round.needs import (
     tokens_seen,
     training_disk,
 )
-from infra.round.rates import STARTS, Rates, learnt_rates, reference_rates, work_of
+from infra.round.rates import Rates, learnt_rates, reference_rates, work_of
 from infra.round.recipe import recipe_notes
 from infra.round.sampling import sampling_notes
 from infra.round.status import look
+from infra.steps.measure import planned_serving
 from infra.store.hidden import state_bytes_per_token
 from infra.units import duration, size
 
@@ -268,7 +269,7 @@ def _steps(
     states = tokens * state_bytes_per_token(config.extract.taps, shape.hidden_size)
     _, stored = draft_size(config, shape)
     asked = asked_answers(config)
-    starts, live = _served(config, answer_tokens / max(1, samples))
+    starts, live = planned_serving(config, answer_tokens / max(1, samples), rates.serve_tokens)
     engines = [find_engine(name) for name in ENGINES]
     titles = " and in ".join(f"{engine.title}'s" for engine in engines)
     plain = sum(engine.layout is not None and not engine.layout.embeds for engine in engines)  # without embedding
@@ -330,16 +331,3 @@ def _left(context: RoundContext, step: str, key: str | None, held: int, scratch:
     stored = sum(item.size for item in context.store.list(context.rounds.step_prefix(step, key)))
     staged = folder_bytes(context.settings.scratch_dir / context.config.name / f"train-{key}") if scratch else 0
     return max(0, held - scratch - stored), max(0, scratch - staged)
-
-
-def _served(config: RoundConfig, answer: float) -> tuple[float, int]:
-    """(engine starts waited for, tokens served) of the evaluation, by the layout that it will most likely have."""
-    asked = config.evaluate
-    abba = asked.layout == "abba" or (asked.layout == "auto" and config.engines[config.serve_with].device != "cpu")
-    busiest = max(asked.concurrencies)
-    sets = [(asked.prompts.count, asked.max_tokens, flight) for flight in asked.concurrencies]
-    tokens = 0.0
-    for count, length, flight in [*sets, (asked.heldout_count, answer, busiest)]:
-        twice = abba and count < 4 * flight  # too few to halve: each launch serves all of them
-        tokens += 2 * count * length * (2 if twice else 1)
-    return STARTS["abba" if abba else "interleaved"], round(tokens)

@@ -67,7 +67,7 @@ def small_round(prompts: Path, evaluation: Path, name: str = "small") -> dict[st
         "evaluate": {
             "prompts": {"source": str(evaluation), "count": 4, "max_prompt_tokens": 160},
             "max_tokens": 12, "drafts": 2, "concurrencies": [2], "heldout_count": 4, "layout": "interleaved",
-            "tolerance": 0.9,
+            "tolerance": 0.9, "steady_seconds": 0,
         },
         "engines": {"vllm": {"device": "cpu", "dtype": "float32", "max_model_len": 256, "ready_seconds": 60}},
         "retention": {"states": "keep"},

@@ -130,9 +130,10 @@ def test_a_piece_of_several_tokens_counts_as_as_many_gaps(engine: AnsweringEngin
     timed = client.stream([1, 2], Sampling(max_tokens=5))
     took = time.perf_counter() - begin
     assert timed.token_ids == [5, 6, 7, 8, 2]
-    assert len(timed.gaps_seconds) == 4
-    assert timed.gaps_seconds[0] == timed.gaps_seconds[1] == timed.gaps_seconds[2]
-    assert 0 < timed.first_token_seconds + sum(timed.gaps_seconds) <= took
+    gaps = [seconds for _, seconds in timed.gaps]
+    assert len(gaps) == 4
+    assert gaps[0] == gaps[1] == gaps[2]
+    assert 0 < timed.first_token_seconds + sum(gaps) <= took
 
 
 def test_a_stream_that_breaks_off_is_an_error(engine: AnsweringEngine, client: Client) -> None:
@@ -192,7 +193,6 @@ def test_measuring_keeps_the_order_and_sums_runs_up(engine: AnsweringEngine, cli
     assert measured.answers == [[5, 6, 7, 8, 2]] * 3
     assert measured.counters == SpecCounters(0, 0, 0, (0, 0, 0))
     assert measured.seconds == runs[0].seconds + runs[1].seconds
-    assert measured.tokens_per_second == pytest.approx(15 / measured.seconds)
     assert sorted(sent["prompt"] for sent in engine.requests) == [[1], [1], [2], [3]]
 
 

@@ -13,7 +13,6 @@ from standin.tiny import small_round, write_prompts
 
 from infra.config.load import build_round
 from infra.config.round import RoundConfig
-from infra.engines.client.bench import most_at_once
 from infra.engines.client.client import Client
 from infra.engines.client.flights import Flights
 from infra.engines.vllm.dialect import VllmDialect
@@ -23,7 +22,8 @@ from infra.results import Evaluation, Measured, Predicted
 from infra.round.context import RoundContext
 from infra.round.serving import Serving
 from infra.steps import evaluate as steps
-from infra.steps.evaluate import PromptSet, measure
+from infra.steps import measure as measuring
+from infra.steps.measure import PromptSet, measure
 
 PATIENCE = 20.0
 DRAFTS = 2
@@ -115,7 +115,7 @@ def judge(tmp_path: Path) -> Iterator[Judge]:
         ]
         servers = Both(config, engine)
         both, context = cast(Serving, servers), cast(RoundContext, servers.context)
-        real = steps._serve
+        real = measuring._serve
 
         def watched(serving: Serving, client: Client, prompt_set: PromptSet, prompts: Any, concurrency: int) -> Any:
             crowd.expect(min(len(prompts), concurrency))
@@ -125,7 +125,7 @@ def judge(tmp_path: Path) -> Iterator[Judge]:
             return found
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(steps, "_serve", watched)
+            patch.setattr(measuring, "_serve", watched)
             live = measure(context, both, both, sets, how)
         servers.client.close()
         assert servers.stops == (3 if how == "abba" else 0), "the two turns with the draft share a launch"
@@ -212,9 +212,10 @@ def concurrency_of(count: int) -> Measured:
     return measured("evaluation", acceptance(1.4, (0.3, 0.1)), count)
 
 
-@pytest.mark.parametrize(
-    ("spans", "most"),
-    [([], 0), ([(0, 1)], 1), ([(0, 1), (1, 2)], 1), ([(0, 2), (1, 3), (1, 4)], 3), ([(0, 9), (1, 2), (3, 4)], 2)],
-)
-def test_the_most_at_one_moment(spans: list[tuple[float, float]], most: int) -> None:
-    assert most_at_once(spans) == most
+def test_latencies_of_a_late_client_are_not_passed_off_as_the_servers() -> None:
+    item = measured("evaluation", acceptance(1.4, (0.3, 0.1)), 64)
+    late = item.plain.model_copy(update={"client_lag": 0.6 * item.plain.between_tokens_p50})
+    in_time = item.draft.model_copy(update={"client_lag": 0.1 * item.draft.between_tokens_p50})
+    [said] = steps.late_client(evaluation(item.model_copy(update={"plain": late, "draft": in_time})))
+    assert "at 64 in flight without the draft, the client was up to 24.7 ms late" in said
+    assert steps.late_client(evaluation(item)) == []

@@ -58,7 +58,7 @@ def test_a_damaged_file_is_as_good_as_none_and_is_written_anew(data: bytes, mach
 
 def test_rates_of_another_length_of_answers_count_until_there_are_own_ones(machine: Machine) -> None:
     short, long = machine.round(generate__max_tokens=8), machine.round(generate__max_tokens=64)
-    measured = CPU.model_copy(update={"answer_tokens": 7.0, "origin": "measured here in an earlier round"})
+    measured = RATES.model_copy(update={"answer_tokens": 7.0, "origin": "measured here in an earlier round"})
     learn(short, measured)
     assert learnt_rates(short) == measured
     assert learnt_rates(long) == measured.model_copy(update={"answer_tokens": None})

@@ -122,7 +122,8 @@ def test_a_stream_is_read_whether_its_events_grow_or_add(engine: AnsweringEngine
     engine.stream = stream
     timed = client.stream([1, 2], Sampling(max_tokens=5))
     assert (timed.token_ids, timed.finish_reason, timed.pieces) == ([5, 6, 7, 8, 2], "stop", 2)
-    assert timed.gaps_seconds[0] == timed.gaps_seconds[1] == timed.gaps_seconds[2]
+    gaps = [seconds for _, seconds in timed.gaps]
+    assert gaps[0] == gaps[1] == gaps[2]
 
 
 def test_a_stream_that_breaks_off_is_an_error(engine: AnsweringEngine, client: Client) -> None:

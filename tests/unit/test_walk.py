@@ -15,7 +15,7 @@ from infra.drafter.dataset import DatasetFacts
 from infra.drafter.job import TrainJob, trainer_command
 from infra.drafter.progress import EventFile, TrainingEvents
 from infra.drafter.start import Start
-from infra.drafter.walk import Steps, count_steps, walk_chain
+from infra.drafter.walk import Steps, accepted_from, count_steps, walk_chain
 from infra.errors import GateError
 from infra.targets.target import Target
 
@@ -25,32 +25,43 @@ def right(rows: list[str]) -> np.ndarray:
     return np.array([[letter == "1" for letter in row] for row in rows])
 
 
+def walked(correct: np.ndarray, first: int, end: int) -> ChainCounts:
+    return walk_chain(accepted_from(correct, first, end), len(correct))
+
+
 def test_a_draft_that_is_never_right_starts_at_every_token() -> None:
     # Prompt of 3, answer of 4 tokens: 3..6. Chains at 2, 3, 4; after position 4 nothing is left to draft.
-    assert walk_chain(np.zeros((3, 7), dtype=bool), first=3, end=7) == ChainCounts(3, (0, 0, 0))
+    assert walked(np.zeros((3, 7), dtype=bool), first=3, end=7) == ChainCounts(3, (0, 0, 0))
 
 
 def test_a_perfect_draft_jumps_by_its_length_and_one() -> None:
     # Answer 3..12 (10 tokens): chains at 2 (tokens 4 5 6), 6 (8 9 10), 10 (12 only).
-    assert walk_chain(np.ones((3, 13), dtype=bool), first=3, end=13) == ChainCounts(3, (3, 2, 2))
+    assert walked(np.ones((3, 13), dtype=bool), first=3, end=13) == ChainCounts(3, (3, 2, 2))
 
 
 def test_the_first_wrong_draft_ends_the_chain() -> None:
     correct = right(["1011110", "0111110", "1111110"])
     # Position 0: draft 0 right, draft 1 wrong -> 1 accepted, next start 2: all three right -> next start 6: end.
-    assert walk_chain(correct, first=1, end=8) == ChainCounts(2, (2, 1, 1))
+    assert walked(correct, first=1, end=8) == ChainCounts(2, (2, 1, 1))
 
 
 def test_a_start_after_a_run_is_not_an_average_start() -> None:
     # Draft 0 is right at 0 2 4 ... only; every accepted run ends where the next start is right again.
     correct = right(["10" * 10])
-    assert walk_chain(correct, first=1, end=20).by_position == (1.0,)
+    assert walked(correct, first=1, end=20).by_position == (1.0,)
     counted = count_steps(correct, first=1, end=20)
     assert counted.joint[0] / counted.positions[0] == pytest.approx(0.5, abs=0.03)
 
 
 def test_answers_too_short_to_draft_in_have_no_start() -> None:
-    assert walk_chain(np.ones((2, 4), dtype=bool), first=3, end=4) == ChainCounts(0, (0, 0))
+    assert walked(np.ones((2, 4), dtype=bool), first=3, end=4) == ChainCounts(0, (0, 0))
+
+
+def test_each_place_of_an_answer_has_its_own_run_cut_at_the_answers_end() -> None:
+    correct = right(["1011110", "0111110", "1111110"])
+    # Answer 1..6: chains may start when 1 to 5 tokens of it are known.
+    assert accepted_from(correct, first=1, end=7) == [1, 0, 3, 2, 1]
+    assert accepted_from(correct, first=6, end=7) == []
 
 
 def test_steps_are_counted_over_positions_with_a_token_to_compare() -> None:

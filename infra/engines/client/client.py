@@ -1,19 +1,18 @@
 """Talking to an engine's server in token ids, whichever engine it is."""
 
-import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Self
 
 import httpx
 
 from infra.engines.client.counters import SpecCounters
-from infra.engines.client.dialect import Dialect, Generation, RequestRefused, Sampling, StatesFile, check_prompt, ids_of
+from infra.engines.client.dialect import Dialect, Generation, RequestRefused, Sampling, StatesFile, ids_of
+from infra.engines.client.faults import EngineSilent, Unreachable, status_error, understood
+from infra.engines.client.flights import Flights
+from infra.engines.client.load import Caller, Sent, Timed, send
 from infra.errors import EngineError
 
 __all__ = ["Client", "EngineSilent", "Generation", "RequestRefused", "Sampling", "StatesFile", "Timed"]
@@ -23,30 +22,6 @@ BACKOFF_SECONDS = 0.5
 RETRIED_STATUS = frozenset({408, 429})
 Payload = Callable[[], Mapping[str, Any]]
 """Makes the body of a request, anew for each try."""
-
-
-class EngineSilent(EngineError):
-    """The server has not answered a request within its time limit."""
-
-
-@dataclass(frozen=True)
-class Timed:
-    """An answer and when its tokens came.
-
-    Args:
-        token_ids: the answer's tokens.
-        first_token_seconds: from sending the request to the first token.
-        gaps_seconds: one entry between any two tokens. A piece of n tokens that came after a gap g counts as n gaps of
-            g/n; tokens that came together with the first one have gaps of 0.
-        finish_reason: "stop" or "length".
-        pieces: how many pieces came after the first one: one a step of the target, unless the server joined some.
-    """
-
-    token_ids: list[int]
-    first_token_seconds: float
-    gaps_seconds: list[float]
-    finish_reason: str
-    pieces: int
 
 
 class Client:
@@ -62,7 +37,7 @@ class Client:
     """
 
     def __init__(self, base_url: str, dialect: Dialect, timeout: float = 600.0) -> None:
-        self._dialect = dialect
+        self._base_url, self._dialect, self._timeout = base_url, dialect, timeout
         self._counted: SpecCounters | None = None
         self._closed = threading.Event()
         self._sockets: set[socket.socket] = set()
@@ -81,7 +56,7 @@ class Client:
         """
         dialect = self._dialect
         reply = self._json("POST", dialect.completions, lambda: dialect.completion(prompt_ids, sampling))
-        with _understood(dialect.completions):
+        with understood(dialect.completions):
             self._count(reply)
             answer = dialect.answer(prompt_ids, reply)
         if len(answer.token_ids) > sampling.max_tokens:
@@ -91,35 +66,24 @@ class Client:
             )
         return answer
 
+    def load(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        *,
+        concurrency: int,
+        seconds: float = 0.0,
+        flights: Flights | None = None,
+    ) -> Sent:
+        """Answers to many prompts, timed piece by piece; see :func:`infra.engines.client.load.send`."""
+        if self.closed:
+            raise EngineError("the client is closed")
+        caller = Caller(self._base_url, self._dialect, self._timeout, self._closed, self._count)
+        return send(caller, prompts, sampling, concurrency=concurrency, seconds=seconds, flights=flights)
+
     def stream(self, prompt_ids: Sequence[int], sampling: Sampling) -> Timed:
-        """As :meth:`generate`, timed token by token; never retried, since a second try would not be a measurement."""
-        path = self._dialect.completions
-        payload = self._dialect.completion(prompt_ids, sampling, stream=True)
-        started = time.perf_counter()
-        token_ids: list[int] = []
-        moments: list[tuple[float, int]] = []
-        finish, seen_prompt, event = "", None, dict[str, Any]()
-        with (
-            self._errors(path),
-            _understood(path),
-            self._http.stream("POST", path, json=payload, extensions=self._trace) as reply,
-        ):
-            if reply.status_code != 200:
-                reply.read()
-            _check_status(reply)
-            for event in _events(reply.iter_lines()):
-                piece = self._dialect.piece(event, len(token_ids))
-                if piece.token_ids:
-                    moments.append((time.perf_counter() - started, len(piece.token_ids)))
-                token_ids += piece.token_ids
-                seen_prompt = piece.prompt_ids or seen_prompt
-                finish = piece.finish_reason or finish
-        check_prompt(prompt_ids, seen_prompt)
-        if not finish or not moments:
-            raise EngineError(f"the engine's stream ended after {len(token_ids)} tokens without a finish reason")
-        with _understood(path):
-            self._count(event)
-        return Timed(token_ids, moments[0][0], _gaps(moments), finish, len(moments) - 1)
+        """As :meth:`generate`, timed piece by piece; never retried, since a second try would not be a measurement."""
+        return self.load([prompt_ids], sampling, concurrency=1).answers[0]
 
     def extract(self, token_ids: Sequence[int]) -> StatesFile:
         """Let a server with profile ``extract`` write the hidden states of a token sequence.
@@ -131,7 +95,7 @@ class Client:
         """
         dialect = self._dialect
         reply = self._json("POST", dialect.completions, lambda: dialect.extraction(token_ids))
-        with _understood(dialect.completions):
+        with understood(dialect.completions):
             return dialect.extracted(token_ids, reply)
 
     def tokenize_chat(
@@ -150,7 +114,7 @@ class Client:
         if self._dialect.counters is None:
             return self._counted
         page = self._request("GET", self._dialect.counters).text
-        with _understood(self._dialect.counters):
+        with understood(self._dialect.counters):
             return self._dialect.counted(page)
 
     @property
@@ -199,7 +163,7 @@ class Client:
                     if last or not (reply.status_code >= 500 or reply.status_code in RETRIED_STATUS):
                         _check_status(reply)
                         return reply
-            except _Unreachable:
+            except Unreachable:
                 if last or self._closed.is_set():
                     raise
             self._closed.wait(BACKOFF_SECONDS * 2**attempt)
@@ -216,7 +180,7 @@ class Client:
         except httpx.HTTPError as error:
             if self._closed.is_set():
                 raise EngineError("the client was closed during the request") from error
-            raise _Unreachable(
+            raise Unreachable(
                 f"{path} cannot be reached: {str(error) or type(error).__name__}", fix="read the engine's log"
             ) from error
 
@@ -235,45 +199,6 @@ class Client:
             opened.shutdown(socket.SHUT_RDWR)
 
 
-class _Unreachable(EngineError):
-    """A failure of the connection, worth another try."""
-
-
 def _check_status(reply: httpx.Response) -> None:
-    if reply.status_code == 200:
-        return
-    message = f"{reply.request.url.path} answered {reply.status_code}: {_message(reply)}"
-    raise RequestRefused(message) if 400 <= reply.status_code < 500 else EngineError(message)
-
-
-def _message(reply: httpx.Response) -> str:
-    try:
-        body = reply.json()
-        return str(body["error"]["message"] if "error" in body else body.get("message", body))[:400]
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return reply.text[:400]
-
-
-@contextmanager
-def _understood(path: str) -> Iterator[None]:
-    """Around reading an answer: one of another shape than the engine's is the server's fault, not this program's."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise EngineError(
-            f"{path} answered in a shape that is not the engine's: {type(error).__name__}: {error}",
-            fix="see that nothing else answers on the engine's port, and that its version is one that is known",
-        ) from error
-
-
-def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        if line.startswith("data: ") and line != "data: [DONE]":
-            yield json.loads(line[6:])
-
-
-def _gaps(moments: Sequence[tuple[float, int]]) -> list[float]:
-    gaps = [0.0] * (moments[0][1] - 1)
-    for (before, _), (now, count) in pairwise(moments):
-        gaps += [(now - before) / count] * count
-    return gaps
+    if reply.status_code != 200:
+        raise status_error(reply.request.url.path, reply.status_code, reply.text)
