@@ -12,7 +12,8 @@ from infra.gates.capture import NextTokenProbe
 from infra.progress import Meter, OnProgress
 from infra.round.context import RoundContext
 from infra.round.states import discard_shard, states_meta
-from infra.store.hidden import ShardPlan, ShardWriter, state_bytes_per_token
+from infra.store.hidden import ShardPlan, state_bytes_per_token
+from infra.store.writer import ShardWriter
 
 
 def wait_for_room(context: RoundContext, plan: ShardPlan) -> None:

@@ -17,12 +17,13 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 from infra.errors import StoreError
 from infra.store import remote
 from infra.store.answers import Answer, AnswerLog, read_answers
-from infra.store.hidden import ShardPlan, ShardWriter, verify_shard
+from infra.store.hidden import ShardPlan, verify_shard
 from infra.store.manifest import StatesMeta
 from infra.store.objects import ObjectMissing, ObjectStore
 from infra.store.reader import StatesReader
 from infra.store.rounds import RoundStore
 from infra.store.samples import Sample, read_samples, samples_fault, write_samples
+from infra.store.writer import ShardWriter
 
 META = StatesMeta((2, 15, 27), "pre_norm", "bf16", 576, "vllm", "0.32.0", "rev")
 TOKENS = {row: [row * 1000 + place for place in range(50 + row)] for row in range(20)}
