@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
@@ -34,7 +35,7 @@ class FolderBackend:
         with self.told(f"write {path}"):
             file = TemporaryFile(self.root, (self.root / path).parent)
             try:
-                _fill(file.stream, data)
+                _fill(file.descriptor, data)
                 return file.place(self.root / path, if_absent)
             finally:
                 file.discard()
@@ -157,36 +158,43 @@ class FolderBackend:
 
 
 class TemporaryFile:
-    """A file in ``folder`` under a name that no reader looks at, locked for as long as its writer lives."""
+    """A file in ``folder`` under a name that no reader looks at, locked for as long as its writer lives.
+
+    Attributes:
+        descriptor: open for writing until the file has its place or nobody refers to this object any more: a thread
+            that still writes after :meth:`discard` must not find the number in use for another file.
+    """
 
     def __init__(self, root: Path, folder: Path) -> None:
         self._root = root
         self._placed: bool | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
-        self.stream = self._path.open("xb")
+        self.descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+        self._close = weakref.finalize(self, os.close, self.descriptor)
         try:
-            fcntl.flock(self.stream, fcntl.LOCK_EX)
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX)
         except OSError:
             self.discard()
             raise
 
     def place(self, target: Path, if_absent: bool) -> bool:
-        """Make the file durable and give it its name; False when another has that name and ``if_absent``."""
+        """Make the file durable and give it its name; False when another has that name and ``if_absent``.
+
+        Nobody may write any more.
+        """
         if self._placed is None:
-            self.stream.flush()
-            os.fsync(self.stream.fileno())
+            os.fsync(self.descriptor)
             self._placed = _place(self._path, target, if_absent)
         _sync_folders(target.parent, self._root)
         self.discard()
+        self._close()
         return self._placed
 
     def discard(self) -> None:
         """Remove the temporary name; a file that was placed has another."""
         with suppress(OSError):
             self._path.unlink()
-        with suppress(OSError):  # what could not be flushed is given up
-            self.stream.close()
 
 
 class FileUpload:
@@ -200,7 +208,7 @@ class FileUpload:
         with backend.told(f"make room for {size:,} bytes in {folder}"):
             self._file = TemporaryFile(backend.root, backend.root / folder)
             try:
-                _take_room(self._file.stream.fileno(), size)
+                _take_room(self._file.descriptor, size)
             except OSError:
                 self._file.discard()
                 raise
@@ -208,12 +216,12 @@ class FileUpload:
     def write(self, offset: int, data: memoryview) -> None:
         with self._backend.told(f"write in {self._folder}"):
             while data:
-                written = os.pwrite(self._file.stream.fileno(), data, offset)
+                written = os.pwrite(self._file.descriptor, data, offset)
                 data, offset = data[written:], offset + written
 
     def place(self, path: str, size: int, if_absent: bool) -> bool:
         with self._backend.told(f"write {path}"):
-            os.ftruncate(self._file.stream.fileno(), size)
+            os.ftruncate(self._file.descriptor, size)
             return self._file.place(self._backend.root / path, if_absent)
 
     def discard(self) -> None:
@@ -228,12 +236,13 @@ def _take_room(descriptor: int, size: int) -> None:
             raise
 
 
-def _fill(stream: BinaryIO, data: bytes | bytearray | Path) -> None:
-    if isinstance(data, Path):
-        with data.open("rb") as source:
-            shutil.copyfileobj(source, stream, 8 << 20)
-    else:
-        stream.write(data)
+def _fill(descriptor: int, data: bytes | bytearray | Path) -> None:
+    with open(descriptor, "wb", closefd=False) as stream:
+        if isinstance(data, Path):
+            with data.open("rb") as source:
+                shutil.copyfileobj(source, stream, 8 << 20)
+        else:
+            stream.write(data)
 
 
 def _place(temporary: Path, target: Path, if_absent: bool) -> bool:

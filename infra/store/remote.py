@@ -204,8 +204,11 @@ class BufferedUpload:
         np.copyto(room, np.frombuffer(data, dtype=np.uint8))  # other threads run meanwhile
 
     def place(self, path: str, size: int, if_absent: bool) -> bool:
-        del self._data[size:]
-        return self._backend.put(path, self._data, if_absent)
+        data = self._data
+        if len(data) < size:
+            raise StoreError(f"{path} was given up before it was whole")
+        del data[size:]
+        return self._backend.put(path, data, if_absent)
 
     def discard(self) -> None:
         self._data = bytearray()
