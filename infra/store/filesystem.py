@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from infra.errors import DiskFull, StoreError
 from infra.machine.disk import is_full

@@ -70,6 +70,7 @@ class ShardWriter:
         self._seals: dict[ObjectWriter, tuple[str, ObjectSeal]] = {}
         self._next = plan.first_row
         self._open: ObjectWriter | None = None
+
     def add(self, row: int, token_ids: torch.Tensor | Sequence[int], hidden_states: torch.Tensor) -> None:
         """Append the shard's next row, states and all; the arguments are those of :meth:`reserve` and of its room.
 

@@ -131,7 +131,7 @@ def make_round(folder: Path, store: Path, shape: Shape, prompts: list[list[int]]
         Sample(row, f"s{row}", [], prompts[row % FILES], [1] * shape.tokens, "train", "stop", "vllm", {})
         for row in range(shape.samples)
     ]
-    return context  # type: ignore[no-any-return]
+    return context
 
 
 @contextmanager

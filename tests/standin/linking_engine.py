@@ -15,7 +15,9 @@ from pathlib import Path
 class Connection(asyncio.Protocol):
     """One client's connection, kept alive."""
 
-    def __init__(self, files: Path, staging: Path, next_tokens: dict[str, int], numbers: "itertools.count[int]") -> None:
+    def __init__(
+        self, files: Path, staging: Path, next_tokens: dict[str, int], numbers: "itertools.count[int]"
+    ) -> None:
         self._files, self._staging, self._next, self._numbers = files, staging, next_tokens, numbers
         self._data = b""
 

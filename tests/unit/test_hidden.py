@@ -233,9 +233,7 @@ def test_a_missing_object_and_a_damaged_manifest_are_named(store: ObjectStore) -
         ((2).to_bytes(8, "little"), (3).to_bytes(8, "little"), "other token ids for row 0"),
     ],
 )
-def test_an_object_that_was_sealed_wrong_is_named(
-    store: ObjectStore, old: bytes, new: bytes, message: str
-) -> None:
+def test_an_object_that_was_sealed_wrong_is_named(store: ObjectStore, old: bytes, new: bytes, message: str) -> None:
     """A writer's own fault: size and checksum agree, the content does not."""
     plan, rows = ShardPlan(0, 0, 4), {row: [1, 2, 4 + row] for row in range(4)}
     writer = ShardWriter(store, PREFIX, plan, META, OBJECT_BYTES)

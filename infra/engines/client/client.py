@@ -1,19 +1,17 @@
 """Talking to an engine's server in token ids, whichever engine it is."""
 
 import json
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
 
-import httpx
-
 from infra.engines.client.counters import SpecCounters
 from infra.engines.client.dialect import Dialect, Generation, RequestRefused, Sampling, StatesFile, check_prompt, ids_of
+from infra.engines.client.wire import TROUBLE, Wire
 from infra.errors import EngineError
 
 __all__ = ["Client", "EngineSilent", "Generation", "RequestRefused", "Sampling", "StatesFile", "Timed"]
@@ -64,13 +62,9 @@ class Client:
     def __init__(self, base_url: str, dialect: Dialect, timeout: float = 600.0) -> None:
         self._dialect = dialect
         self._counted: SpecCounters | None = None
-        self._closed = threading.Event()
-        self._sockets: set[socket.socket] = set()
         self._lock = threading.Lock()
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.Client(
-            base_url=base_url, timeout=httpx.Timeout(timeout, connect=10.0), limits=limits, trust_env=False
-        )
+        self._wire = Wire(base_url, timeout)
+        self._closed = self._wire.closed
 
     def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
         """The target's answer to a prompt.
@@ -102,12 +96,11 @@ class Client:
         with (
             self._errors(path),
             _understood(path),
-            self._http.stream("POST", path, json=payload, extensions=self._trace) as reply,
+            self._wire.exchange("POST", path, _json(payload)) as reply,
         ):
-            if reply.status_code != 200:
-                reply.read()
-            _check_status(reply)
-            for event in _events(reply.iter_lines()):
+            if reply.status != 200:
+                _check_status(path, reply.status, reply.read())
+            for event in _events(reply):
                 piece = self._dialect.piece(event, len(token_ids))
                 if piece.token_ids:
                     moments.append((time.perf_counter() - started, len(piece.token_ids)))
@@ -149,7 +142,7 @@ class Client:
         """
         if self._dialect.counters is None:
             return self._counted
-        page = self._request("GET", self._dialect.counters).text
+        page = self._request("GET", self._dialect.counters).decode()
         with _understood(self._dialect.counters):
             return self._dialect.counted(page)
 
@@ -160,12 +153,7 @@ class Client:
 
     def close(self) -> None:
         """Give up: requests in flight fail at once, in whatever thread they wait."""
-        self._closed.set()
-        with self._lock:
-            for open_socket in self._sockets:
-                with suppress(OSError):  # it was closed already
-                    open_socket.shutdown(socket.SHUT_RDWR)
-        self._http.close()
+        self._wire.close()
 
     def __enter__(self) -> Self:
         return self
@@ -182,23 +170,24 @@ class Client:
     def _json(self, method: str, path: str, payload: Payload) -> dict[str, Any]:
         reply = self._request(method, path, payload)
         try:
-            answer = reply.json()
+            answer = json.loads(reply)
         except ValueError as error:
-            raise EngineError(f"{path} answered something that is not JSON: {reply.text[:200]!r}") from error
+            raise EngineError(f"{path} answered something that is not JSON: {_text(reply)[:200]!r}") from error
         if not isinstance(answer, dict):
             raise EngineError(f"{path} answered a {type(answer).__name__}", expected="a JSON object")
         return answer
 
-    def _request(self, method: str, path: str, payload: Payload | None = None) -> httpx.Response:
+    def _request(self, method: str, path: str, payload: Payload | None = None) -> bytes:
         for attempt in range(RETRIES + 1):
             last = attempt == RETRIES
             try:
                 with self._errors(path):
-                    body = payload() if payload is not None else None
-                    reply = self._http.request(method, path, json=body, extensions=self._trace)
-                    if last or not (reply.status_code >= 500 or reply.status_code in RETRIED_STATUS):
-                        _check_status(reply)
-                        return reply
+                    body = _json(payload()) if payload is not None else None
+                    with self._wire.exchange(method, path, body) as reply:
+                        status, data = reply.status, reply.read()
+                    if last or not (status >= 500 or status in RETRIED_STATUS):
+                        _check_status(path, status, data)
+                        return data
             except _Unreachable:
                 if last or self._closed.is_set():
                     raise
@@ -211,47 +200,41 @@ class Client:
             raise EngineError("the client is closed")
         try:
             yield
-        except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
+        except TimeoutError as error:
             raise EngineSilent(f"{path} was silent for longer than its time limit") from error
-        except httpx.HTTPError as error:
+        except TROUBLE as error:
             if self._closed.is_set():
                 raise EngineError("the client was closed during the request") from error
             raise _Unreachable(
                 f"{path} cannot be reached: {str(error) or type(error).__name__}", fix="read the engine's log"
             ) from error
 
-    @property
-    def _trace(self) -> dict[str, Any]:
-        return {"trace": self._note_socket}
-
-    def _note_socket(self, event: str, info: Mapping[str, Any]) -> None:
-        """httpx's trace hook: remembers each connection's socket, so that :meth:`close` can wake who waits on it."""
-        if event != "connection.connect_tcp.complete":
-            return
-        opened = info["return_value"].get_extra_info("socket")
-        with self._lock:
-            self._sockets = {kept for kept in self._sockets if kept.fileno() >= 0} | {opened}
-        if self._closed.is_set():
-            opened.shutdown(socket.SHUT_RDWR)
-
 
 class _Unreachable(EngineError):
     """A failure of the connection, worth another try."""
 
 
-def _check_status(reply: httpx.Response) -> None:
-    if reply.status_code == 200:
+def _json(payload: Mapping[str, Any]) -> bytes:
+    return json.dumps(payload, separators=(",", ":")).encode()
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _check_status(path: str, status: int, data: bytes) -> None:
+    if status == 200:
         return
-    message = f"{reply.request.url.path} answered {reply.status_code}: {_message(reply)}"
-    raise RequestRefused(message) if 400 <= reply.status_code < 500 else EngineError(message)
+    message = f"{path} answered {status}: {_message(data)}"
+    raise RequestRefused(message) if 400 <= status < 500 else EngineError(message)
 
 
-def _message(reply: httpx.Response) -> str:
+def _message(data: bytes) -> str:
     try:
-        body = reply.json()
+        body = json.loads(data)
         return str(body["error"]["message"] if "error" in body else body.get("message", body))[:400]
     except (ValueError, LookupError, TypeError, AttributeError):
-        return reply.text[:400]
+        return _text(data)[:400]
 
 
 @contextmanager
@@ -266,10 +249,10 @@ def _understood(path: str) -> Iterator[None]:
         ) from error
 
 
-def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+def _events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
-        if line.startswith("data: ") and line != "data: [DONE]":
-            yield json.loads(line[6:])
+        if line.startswith(b"data: ") and (data := line[6:].strip()) != b"[DONE]":
+            yield json.loads(data)
 
 
 def _gaps(moments: Sequence[tuple[float, int]]) -> list[float]:
