@@ -167,10 +167,10 @@ def test_connections_are_kept_and_one_that_the_server_ended_is_not_used_again(
     engine: AnsweringEngine, client: Client
 ) -> None:
     for _ in range(3):
-        client.generate([1], Sampling(max_tokens=1))
+        client.generate([1], Sampling(max_tokens=3))
     assert engine.connections == 1
     engine.hang_up()
-    client.generate([1], Sampling(max_tokens=1))
+    client.generate([1], Sampling(max_tokens=3))
     assert engine.connections == 2
     assert len(engine.requests) == 4, "none was sent into a dead connection"
 

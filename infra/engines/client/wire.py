@@ -93,7 +93,7 @@ class Wire:
         try:
             connection.connect()
         except OSError as error:
-            raise Unconnected(error.errno, error.strerror or str(error)) from error
+            raise Unconnected(error.strerror or str(error)) from error
         opened: socket.socket = connection.sock
         opened.settimeout(self._timeout)
         with self._lock:
