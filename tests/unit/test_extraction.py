@@ -1,6 +1,8 @@
 """The extract step without a round: it stores what the engine wrote, and what stops it leaves nothing behind."""
 
 import json
+import multiprocessing
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +16,9 @@ from infra.engines.client.client import Client
 from infra.engines.client.extraction import Extractor
 from infra.engines.client.flights import Flights
 from infra.engines.vllm.dialect import VllmDialect
-from infra.errors import DiskFull, GateError
+from infra.errors import DiskFull, EngineError, GateError
 from infra.round.context import RoundContext
-from infra.round.states import faulty_shards, quarantined_samples, shards_of
+from infra.round.states import discard_shard, faulty_shards, quarantined_samples, shards_of
 from infra.steps.extract import Extraction
 from infra.store.reader import StatesReader
 
@@ -108,3 +110,58 @@ def test_a_full_disk_is_waited_for_and_nothing_is_lost(
         assert len(waited) >= len(shards_of(small))
         assert faulty_shards(small, deep=True) == {}
         assert temporaries(small) == []
+
+
+def resume(context: RoundContext, url: str, staging: Path) -> None:
+    """What the task does: shards that verify are left alone, what is left of others goes."""
+    todo = list(faulty_shards(context, deep=False))
+    for plan in todo:
+        discard_shard(context, plan)
+    with Client(url, VllmDialect()) as client:
+        extractor = Extractor(client, staging, TAPS, SHAPE.hidden)
+        with Extraction(context, extractor, Flights(), todo) as extraction:
+            for plan in todo:
+                extraction.shard(plan)
+
+
+def test_an_engine_that_dies_loses_nothing_that_is_committed(context: RoundContext, folder: Path) -> None:
+    todo = shards_of(context)
+    with engine(folder) as url, Client(url, VllmDialect()) as client:
+        extractor = Extractor(client, folder / "staging", TAPS, SHAPE.hidden)
+        with Extraction(context, extractor, Flights(), todo) as extraction:
+            for plan in todo[:3]:
+                extraction.shard(plan)
+            client.close()  # what a server's death looks like from here
+            with pytest.raises(EngineError):
+                list(map(extraction.shard, todo[3:]))
+    assert temporaries(context) == []
+    committed = {plan for plan in todo if plan not in faulty_shards(context, deep=True)}
+    assert set(todo[:3]) <= committed
+    with engine(folder) as url:
+        resume(context, url, folder / "staging")
+    assert faulty_shards(context, deep=True) == {}
+
+
+def test_kill_9_at_any_moment_loses_nothing_that_is_committed(
+    context: RoundContext, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.gates.capture.PROBES", 0)
+    threads, dice = torch.get_num_threads(), random.Random(3)
+    torch.set_num_threads(1)  # its threads do not survive a fork
+    before: set[int] = set()
+    with engine(folder) as url:
+        for _ in range(6):
+            child = multiprocessing.get_context("fork").Process(target=resume, args=(context, url, folder / "staging"))
+            child.start()
+            child.join(dice.uniform(0.0, 0.3))
+            child.kill()
+            child.join()
+            faults = {plan.number for plan in faulty_shards(context, deep=True)}
+            committed = {plan.number for plan in shards_of(context)} - faults
+            assert before <= committed
+            before = committed
+        resume(context, url, folder / "staging")
+    torch.set_num_threads(threads)
+    assert faulty_shards(context, deep=True) == {}
+    assert context.store.sweep_temporaries(older_than_seconds=-60) >= 0
+    assert temporaries(context) == []
