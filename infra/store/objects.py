@@ -1,6 +1,5 @@
 """Objects in a store: a folder or an S3 bucket, with one atomic write."""
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -136,13 +135,6 @@ class ObjectStore:
             ObjectMissing: it is not there.
         """
         return self._open.iter_pieces(_checked(path))
-
-    def checksum(self, path: str) -> str:
-        """SHA-256 of the object, hex."""
-        digest = hashlib.sha256()
-        for piece in self.iter_pieces(path):
-            digest.update(piece)
-        return digest.hexdigest()
 
     def exists(self, path: str) -> bool:
         """Whether the object is there. Its being there proves nothing about its bytes."""
