@@ -121,9 +121,9 @@ def test_memory_of_a_gpu_round_follows_from_the_round() -> None:
         engines__vllm__max_model_len=1 << 20,
     )
     assert extraction_window(endless, shape, 10) == (1 << 19) * 4 * 4096 * 2 + two_objects, "one sample always flies"
-    assert plan(LLAMA_8B, extract__concurrency=1024, prompts__count=4000).memory_bytes > window
-    longer = plan(LLAMA_8B, prompts__max_prompt_tokens=3000, prepare__max_tokens=4000)
-    assert longer.memory_bytes > base.memory_bytes
+    assert plan(LLAMA_8B, extract__concurrency=1024, prompts__count=4000).memory_bytes > base.memory_bytes
+    longer = config(LLAMA_8B, prompts__max_prompt_tokens=3000, prepare__max_tokens=4000)
+    assert extraction_window(longer, shape, 10**6) == 64 * (3000 + 200) * 4 * 4096 * 2 + two_objects
     large = {**LLAMA_8B, "weight_bytes": 140_000_000_000}
     assert plan(large).memory_bytes > base.memory_bytes
     assert plan(large).gpu_bytes - base.gpu_bytes == pytest.approx(124e9, rel=0.01)
