@@ -1,8 +1,11 @@
 """The capture gate's probe: the final state must explain the engine's own next token."""
 
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
 import torch
 
-from infra.engines.client.extraction import States
 from infra.errors import GateError
 from infra.targets.final_norm import read_final_norm, read_tensor
 from infra.targets.target import Target
@@ -12,7 +15,23 @@ AGREEMENT = 0.98
 NEAR_TIE = 0.05
 """Two logits closer than this share of the logits' spread are a tie in bf16 and not counted."""
 PROBES = 256
+BATCH = 16
+BEHIND = 2
+"""Most batches under way when a shard is committed."""
 MINIMUM = 20
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a probe looks at.
+
+    Attributes:
+        final: the final state of a sample's last token, [hidden].
+        next_token: the token that the engine, greedy, went on with.
+    """
+
+    final: torch.Tensor
+    next_token: int
 
 
 class Head:
@@ -42,34 +61,65 @@ def near_ties(logits: torch.Tensor) -> torch.Tensor:
 
 
 class NextTokenProbe:
-    """Compares argmax(head(norm(final state of the last token))) with the token the engine went on with."""
+    """Compares argmax(head(norm(final state of the last token))) with the token the engine went on with.
+
+    The first samples are probed, and one of each shard from then on, in batches, by a thread of its own: the head is
+    read once a batch.
+    """
 
     def __init__(self, target: Target) -> None:
-        self._head = Head(target)
-        self._agree = self._count = self._ties = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="probe")
+        self._head: Future[Head] = self._thread.submit(Head, target)
+        self._batch: list[Ending] = []
+        self._running: deque[Future[None]] = deque()
+        self._taken = self._agree = self._count = self._ties = 0
 
-    def add(self, states: States) -> None:
-        """Judge one sample's last position; does nothing after enough probes."""
-        if self._count >= PROBES:
+    def add(self, ending: Ending, first_of_shard: bool) -> None:
+        """Take one sample's ending; does nothing with most, after enough probes."""
+        if self._taken >= PROBES and not first_of_shard:
             return
-        logits = self._head.logits(self._head.normed(states.hidden_states[-1, -1]))
-        if bool(near_ties(logits)):
-            self._ties += 1
-            return
-        self._count += 1
-        self._agree += int(logits.argmax()) == states.next_token
+        self._taken += 1
+        self._batch.append(ending)
+        if len(self._batch) >= BATCH:
+            self._send()
+
+    def _send(self) -> None:
+        if self._batch:
+            self._running.append(self._thread.submit(self._measure, self._batch))
+            self._batch = []
+
+    def _measure(self, endings: list[Ending]) -> None:
+        head = self._head.result()
+        logits = head.logits(head.normed(torch.stack([ending.final for ending in endings])))
+        counted = ~near_ties(logits)
+        agree = logits.argmax(dim=-1) == torch.tensor([ending.next_token for ending in endings])
+        self._count += int(counted.sum())
+        self._agree += int((counted & agree).sum())
+        self._ties += int((~counted).sum())
+
+    def close(self) -> None:
+        """End the thread; probes that it has not come to are given up."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     @property
     def agreement(self) -> float:
         """Share of the counted probes that agree; 1.0 before the first."""
         return self._agree / self._count if self._count else 1.0
 
-    def judge(self) -> None:
+    def judge(self, whole: bool) -> None:
         """Stop the round when too few probes agree.
+
+        Args:
+            whole: wait for every probe that was taken; else two batches may be under way.
 
         Raises:
             GateError: fewer than 98 % of at least 20 probes agree.
+            ConfigError: the target's norm or head cannot be used.
         """
+        if whole:
+            self._send()
+        while self._running and (whole or len(self._running) > BEHIND or self._running[0].done()):
+            self._running.popleft().result()
         if self._count >= MINIMUM and self.agreement < AGREEMENT:
             raise GateError(
                 "capture",

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from infra.config.round import RoundConfig, TargetShape
 from infra.store.hidden import state_bytes_per_token
 
+WINDOW_BYTES = 8 << 30
+"""Most states of requests in flight; one sample alone may have more."""
 BF16_BYTES = 2
 FLOAT32_BYTES = 4
 CPU_SERVER_BYTES = 4 << 30
@@ -142,9 +144,16 @@ def longest_sample(config: RoundConfig) -> int:
 
 
 def extraction_window(config: RoundConfig, shape: TargetShape, samples: int) -> int:
-    """Hidden states in memory at once, bytes: of the requests in flight, and of as many that wait for their shard."""
+    """Hidden states in memory at once, bytes.
+
+    Those of the requests in flight, in the engine's files, and two objects that a bucket waits for.
+    """
     token = state_bytes_per_token(config.extract.taps, shape.hidden_size)
-    return min(2 * config.extract.concurrency, samples) * longest_sample(config) * token
+    # A float32 file, and its rounded copy.
+    wide = 3 if config.engines[config.extract.engine].dtype == "float32" else 1
+    sample = longest_sample(config) * token
+    flying = min(min(config.extract.concurrency, samples) * sample, max(WINDOW_BYTES, sample))
+    return wide * flying + 2 * min(config.extract.object_bytes, config.extract.shard_bytes)
 
 
 def _trainer(config: RoundConfig, shape: TargetShape, trained: int, stored: int, on_gpus: bool) -> int:

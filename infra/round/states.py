@@ -1,20 +1,25 @@
 """The round's hidden states in the store: which shards there are, which verify, which generation is live."""
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 
 from infra.config.round import RoundConfig
 from infra.config.settings import Settings
 from infra.disk.retention import is_published
+from infra.engines.client.pool import run_ordered
 from infra.engines.registry import find_engine
 from infra.errors import StoreError
 from infra.round.context import RoundContext
 from infra.store.columns import Lazy
-from infra.store.hidden import ShardPlan, plan_shards, state_bytes_per_token, verify_shard
+from infra.store.hidden import ShardFault, ShardPlan, plan_shards, state_bytes_per_token, verify_shard
 from infra.store.hidden import discard_shard as discard
 from infra.store.manifest import StatesMeta
 from infra.store.reader import quarantined_rows
 from infra.store.samples import Sample, TokenIds
+
+AT_ONCE = 8
+"""Most shards that are verified at once."""
 
 
 def states_meta(context: RoundContext) -> StatesMeta:
@@ -45,12 +50,15 @@ def faulty_shards(context: RoundContext, deep: bool) -> dict[ShardPlan, str]:
         deep: read every object and compare its checksum, too.
     """
     tokens = TokenIds(context.samples)
-    faults = {}
-    for plan in shards_of(context):
-        fault = verify_shard(context.store, context.prefix("hidden"), plan, states_meta(context), tokens, deep=deep)
-        if fault is not None:
-            faults[plan] = str(fault)
-    return faults
+    store, prefix, meta, plans = context.store, context.prefix("hidden"), states_meta(context), shards_of(context)
+
+    def fault(plan: ShardPlan) -> ShardFault | None:
+        return verify_shard(store, prefix, plan, meta, tokens, deep=deep)
+
+    at_once = min(AT_ONCE, os.cpu_count() or 1)
+    # Files are read and hashed with other threads running.
+    found = run_ordered(plans, fault, at_once, 2 * at_once)
+    return {plan: str(fault) for plan, fault in found if fault is not None}
 
 
 def quarantined_samples(context: RoundContext) -> list[Sample]:

@@ -15,6 +15,7 @@ from infra.round.checks import draft_by_round
 from infra.round.context import RoundContext
 from infra.round.draft_layouts import layout_note
 from infra.round.needs import (
+    WINDOW_BYTES,
     asked_answers,
     draft_size,
     kept_answers,
@@ -175,7 +176,7 @@ def plan_gate(config: RoundConfig, plan: Plan) -> None:
         raise GateError(
             "plan",
             f"round {plan.round} needs {size(plan.memory_bytes)} of memory and {size(plan.memory_free)} are free",
-            fix="end what else uses memory, or lower extract.concurrency or prepare.max_tokens",
+            fix="end what else uses memory, or lower train.sequence_tokens, extract.concurrency or prepare.max_tokens",
         )
 
 
@@ -277,7 +278,8 @@ def _steps(
     training = training_disk(config, shape, tokens)
     checkpoints = training - BF16_BYTES * stored
     # Of the files that the engine stages, as many are there at once as there are requests in flight.
-    staged = states // max(1, samples) * min(samples, config.extract.concurrency)
+    sample = states // max(1, samples)
+    staged = min(sample * min(samples, config.extract.concurrency), max(WINDOW_BYTES, sample))
     rows = (
         (
             "answers",

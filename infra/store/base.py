@@ -27,6 +27,31 @@ class ObjectInfo:
     size: int
 
 
+class Upload(Protocol):
+    """An object on its way into a store: filled in pieces, from any threads, and not there until it is placed."""
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Fill in bytes from ``offset``; may be called by several threads at once, for other bytes.
+
+        Raises:
+            DiskFull: there is no room for them.
+            StoreError: they could not be written for another reason.
+        """
+        ...
+
+    def place(self, path: str, size: int, if_absent: bool) -> bool:
+        """Give the first ``size`` bytes their place, as ``put`` does; may be tried again after a ``DiskFull``.
+
+        Returns:
+            False when ``if_absent`` and the object was there already.
+        """
+        ...
+
+    def discard(self) -> None:
+        """Leave nothing behind; does nothing to an object that has its place."""
+        ...
+
+
 class Backend(Protocol):
     """The operations behind :class:`infra.store.objects.ObjectStore`; paths arrive validated."""
 
@@ -34,9 +59,13 @@ class Backend(Protocol):
 
     def try_parts(self, path: str) -> None: ...
 
+    def begin(self, folder: str, size: int) -> Upload: ...
+
     def get(self, path: str) -> bytes: ...
 
     def get_range(self, path: str, start: int, length: int) -> bytes: ...
+
+    def iter_pieces(self, path: str) -> Iterator[memoryview]: ...
 
     def size(self, path: str) -> int | None: ...
 

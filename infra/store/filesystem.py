@@ -1,20 +1,23 @@
 """A store in a folder: an object appears whole or not at all."""
 
+import errno
 import fcntl
 import os
 import secrets
 import shutil
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from infra.errors import DiskFull, StoreError
 from infra.machine.disk import is_full
 from infra.store.base import TEMPORARY_PREFIX, ObjectInfo, ObjectMissing
 
 YOUNG_SECONDS = 60.0
+PIECE_BYTES = 1 << 20
 
 
 class FolderBackend:
@@ -28,38 +31,38 @@ class FolderBackend:
         self.root = root
 
     def put(self, path: str, data: bytes | bytearray | Path, if_absent: bool) -> bool:
-        target = self.root / path
-        temporary = target.parent / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
-        with self._told(f"write {path}"):
+        with self.told(f"write {path}"):
+            file = TemporaryFile(self.root, (self.root / path).parent)
             try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with temporary.open("xb") as stream:
-                    fcntl.flock(stream, fcntl.LOCK_EX)
-                    _fill(stream, data)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                    placed = _place(temporary, target, if_absent)
+                _fill(file.descriptor, data)
+                return file.place(self.root / path, if_absent)
             finally:
-                with suppress(OSError):
-                    temporary.unlink()
-            _sync_folders(target.parent, self.root)
-        return placed
+                file.discard()
+
+    def begin(self, folder: str, size: int) -> "FileUpload":
+        return FileUpload(self, folder, size)
 
     def try_parts(self, path: str) -> None:
         """A file has no parts."""
 
     def get(self, path: str) -> bytes:
-        with self._told(f"read {path}"), self._open(path) as stream:
+        with self.told(f"read {path}"), self._open(path) as stream:
             return stream.read()
 
     def get_range(self, path: str, start: int, length: int) -> bytes:
-        with self._told(f"read {path}"), self._open(path) as stream:
+        with self.told(f"read {path}"), self._open(path) as stream:
             stream.seek(start)
             return stream.read(length)
 
+    def iter_pieces(self, path: str) -> Iterator[memoryview]:
+        room = memoryview(bytearray(PIECE_BYTES))
+        with self.told(f"read {path}"), self._open(path) as stream:
+            while count := stream.raw.readinto(room):
+                yield room[:count]
+
     def size(self, path: str) -> int | None:
         target = self.root / path
-        with self._told(f"look at {path}"):
+        with self.told(f"look at {path}"):
             try:
                 return target.stat().st_size if target.is_file() else None
             except FileNotFoundError:
@@ -76,7 +79,7 @@ class FolderBackend:
                     yield ObjectInfo(file.relative_to(self.root).as_posix(), status.st_size)
 
     def folders(self, prefix: str) -> list[str]:
-        with self._told(f"list {prefix or 'the store'}"):
+        with self.told(f"list {prefix or 'the store'}"):
             try:
                 with os.scandir(self.root / prefix) as entries:
                     return sorted(entry.name for entry in entries if entry.is_dir())
@@ -84,7 +87,7 @@ class FolderBackend:
                 return []
 
     def delete(self, path: str) -> None:
-        with self._told(f"delete {path}"):
+        with self.told(f"delete {path}"):
             (self.root / path).unlink(missing_ok=True)
 
     def prune(self, prefix: str) -> None:
@@ -101,7 +104,7 @@ class FolderBackend:
         bound = time.time() - (YOUNG_SECONDS if older_than_seconds is None else older_than_seconds)
         for file in self._temporaries():
             with (
-                self._told(f"look at {file}"),
+                self.told(f"look at {file}"),
                 suppress(FileNotFoundError, BlockingIOError),
                 _abandoned(file, bound) as status,
             ):
@@ -114,7 +117,7 @@ class FolderBackend:
         swept = 0
         for file in self._temporaries():
             with (
-                self._told(f"remove {file}"),
+                self.told(f"remove {file}"),
                 suppress(FileNotFoundError, BlockingIOError),
                 _abandoned(file, bound) as status,
             ):
@@ -127,14 +130,14 @@ class FolderBackend:
         for folder, _, names in os.walk(self.root):
             yield from (Path(folder, name) for name in names if name.startswith(TEMPORARY_PREFIX))
 
-    def _open(self, path: str) -> BinaryIO:
+    def _open(self, path: str) -> BufferedReader:
         try:
             return (self.root / path).open("rb")
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise ObjectMissing(f"there is no object {path} below {self.root}") from error
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def told(self, what: str) -> Iterator[None]:
         """Turn the operating system's trouble into the store's."""
         try:
             yield
@@ -149,16 +152,96 @@ class FolderBackend:
     def _unless_gone(self, error: OSError) -> None:
         """A folder that cannot be read must not pass for an empty one."""
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            with self._told(f"list {error.filename}"):
+            with self.told(f"list {error.filename}"):
                 raise error
 
 
-def _fill(stream: BinaryIO, data: bytes | bytearray | Path) -> None:
-    if isinstance(data, Path):
-        with data.open("rb") as source:
-            shutil.copyfileobj(source, stream, 8 << 20)
-    else:
-        stream.write(data)
+class TemporaryFile:
+    """A file in ``folder`` under a name that no reader looks at, locked for as long as its writer lives.
+
+    Attributes:
+        descriptor: open for writing until the file has its place or nobody refers to this object any more: a thread
+            that still writes after :meth:`discard` must not find the number in use for another file.
+    """
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self._root = root
+        self._placed: bool | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+        self.descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+        self._close = weakref.finalize(self, os.close, self.descriptor)
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+        except OSError:
+            self.discard()
+            raise
+
+    def place(self, target: Path, if_absent: bool) -> bool:
+        """Make the file durable and give it its name; False when another has that name and ``if_absent``.
+
+        Nobody may write any more.
+        """
+        if self._placed is None:
+            os.fsync(self.descriptor)
+            self._placed = _place(self._path, target, if_absent)
+        _sync_folders(target.parent, self._root)
+        self.discard()
+        self._close()
+        return self._placed
+
+    def discard(self) -> None:
+        """Remove the temporary name; a file that was placed has another."""
+        with suppress(OSError):
+            self._path.unlink()
+
+
+class FileUpload:
+    """An object that is filled in its own temporary file.
+
+    Its room is taken at the start, so a full disk is found before the bytes are asked for.
+    """
+
+    def __init__(self, backend: FolderBackend, folder: str, size: int) -> None:
+        self._backend, self._folder = backend, folder
+        with backend.told(f"make room for {size:,} bytes in {folder}"):
+            self._file = TemporaryFile(backend.root, backend.root / folder)
+            try:
+                _take_room(self._file.descriptor, size)
+            except OSError:
+                self._file.discard()
+                raise
+
+    def write(self, offset: int, data: memoryview) -> None:
+        with self._backend.told(f"write in {self._folder}"):
+            while data:
+                written = os.pwrite(self._file.descriptor, data, offset)
+                data, offset = data[written:], offset + written
+
+    def place(self, path: str, size: int, if_absent: bool) -> bool:
+        with self._backend.told(f"write {path}"):
+            os.ftruncate(self._file.descriptor, size)
+            return self._file.place(self._backend.root / path, if_absent)
+
+    def discard(self) -> None:
+        self._file.discard()
+
+
+def _take_room(descriptor: int, size: int) -> None:
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot: writes will tell
+            raise
+
+
+def _fill(descriptor: int, data: bytes | bytearray | Path) -> None:
+    with open(descriptor, "wb", closefd=False) as stream:
+        if isinstance(data, Path):
+            with data.open("rb") as source:
+                shutil.copyfileobj(source, stream, 8 << 20)
+        else:
+            stream.write(data)
 
 
 def _place(temporary: Path, target: Path, if_absent: bool) -> bool:

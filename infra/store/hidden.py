@@ -1,16 +1,14 @@
-"""Shards of hidden states: planned by size, written row by row, done when the manifest verifies."""
+"""Shards of hidden states: planned by size, done when the manifest verifies."""
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
 
 import torch
 
 from infra.errors import StoreError
-from infra.store.manifest import MANIFEST, Manifest, ObjectSeal, RowPlace, StatesMeta
+from infra.store.manifest import MANIFEST, Manifest, StatesMeta
 from infra.store.objects import ObjectMissing, ObjectStore
-from infra.store.packed import DTYPES, HEADER_BYTES, SAFETENSORS_NAMES, ObjectBuilder, parse_header, token_hash
+from infra.store.packed import DTYPES, SAFETENSORS_NAMES, object_bytes, parse_header, read_contents, token_hash
 
 
 @dataclass(frozen=True)
@@ -75,120 +73,6 @@ def shard_prefix(prefix: str, plan: ShardPlan) -> str:
     return f"{prefix}/{plan.number:05d}"
 
 
-class ShardWriter:
-    """Writes one shard, rows in order; nothing counts until :meth:`commit`.
-
-    An object is put as soon as it is full, so memory holds one of them. Objects are named by their rows and
-    their bytes' hash: a second writer of the same shard never overwrites what the first one's manifest names.
-
-    Args:
-        prefix: the step's folder, ``rounds/<round>/hidden/<key>``.
-        object_bytes: bound of one object's states, bytes; a longer row is an object of its own.
-
-    Raises:
-        StoreError: states of this type or size cannot be packed.
-    """
-
-    def __init__(self, store: ObjectStore, prefix: str, plan: ShardPlan, meta: StatesMeta, object_bytes: int) -> None:
-        if meta.dtype not in DTYPES:
-            raise StoreError(f"states of dtype {meta.dtype!r} cannot be stored", expected=f"one of {sorted(DTYPES)}")
-        if state_bytes_per_token(meta.taps, meta.hidden_size, meta.dtype) % 8:
-            raise StoreError(
-                f"a token's states of {len(meta.taps) + 1} x {meta.hidden_size} {meta.dtype} do not end on 8 bytes",
-                expected="a hidden size that is a multiple of 4",
-            )
-        self._store, self._prefix, self._plan, self._meta = store, prefix, plan, meta
-        self._bound = object_bytes
-        self._places: list[RowPlace] = []
-        self._quarantined: list[int] = []
-        self._seals: dict[str, ObjectSeal] = {}
-        self._next = plan.first_row
-        self._builder = self._new_builder()
-
-    def add(self, row: int, token_ids: torch.Tensor | Sequence[int], hidden_states: torch.Tensor) -> None:
-        """Append the shard's next row.
-
-        Args:
-            row: its number; rows come in order, none left out.
-            token_ids: int64 [tokens].
-            hidden_states: [tokens, taps + 1, hidden] of the meta's dtype.
-
-        Raises:
-            StoreError: it is not the next row, the shapes disagree, or an object could not be written.
-        """
-        ids = torch.as_tensor(token_ids, dtype=torch.int64)
-        expected = (len(ids), len(self._meta.taps) + 1, self._meta.hidden_size)
-        self._check_turn(row)
-        if tuple(hidden_states.shape) != expected or hidden_states.dtype != DTYPES[self._meta.dtype] or not len(ids):
-            raise StoreError(
-                f"row {row} has states {tuple(hidden_states.shape)} {hidden_states.dtype}",
-                expected=f"{expected} {DTYPES[self._meta.dtype]}, one entry a token and at least one token",
-            )
-        size = hidden_states.numel() * hidden_states.element_size()
-        if self._builder.rows and self._builder.state_bytes + size > self._bound:
-            self._put_object()
-        self._builder.add(row, ids, hidden_states)
-        self._next += 1
-
-    def quarantine(self, row: int) -> None:
-        """Leave out the shard's next row: the manifest says so, and no reader finds it.
-
-        Raises:
-            StoreError: it is not the next row.
-        """
-        self._check_turn(row)
-        self._quarantined.append(row)
-        self._next += 1
-
-    def _check_turn(self, row: int) -> None:
-        if row != self._next or row >= self._plan.end_row:
-            raise StoreError(f"row {row} came to shard {self._plan.number}", expected=f"row {self._next}")
-
-    def commit(self) -> bool:
-        """Put the manifest, if absent: from here on the shard is done.
-
-        Returns:
-            False when another writer's manifest was there first; this writer's objects are removed then.
-
-        Raises:
-            StoreError: rows are missing, or the store could not be written.
-        """
-        if self._next != self._plan.end_row:
-            raise StoreError(
-                f"shard {self._plan.number} ends at row {self._next}", expected=f"rows up to {self._plan.end_row}"
-            )
-        if self._builder.rows:
-            self._put_object()
-        manifest = Manifest(
-            shard=self._plan.number,
-            first_row=self._plan.first_row,
-            end_row=self._plan.end_row,
-            key=_key(self._prefix),
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            meta=self._meta,
-            objects=self._seals,
-            rows=tuple(self._places),
-            quarantined=tuple(self._quarantined),
-        )
-        folder = shard_prefix(self._prefix, self._plan)
-        won = self._store.put(f"{folder}/{MANIFEST}", manifest.to_bytes(), if_absent=True)
-        _sweep_unnamed(self._store, folder, None if won else set(self._seals))
-        return won
-
-    def _put_object(self) -> None:
-        builder, self._builder = self._builder, self._new_builder()
-        rows = builder.rows
-        data = builder.finish()
-        checksum = hashlib.sha256(data).hexdigest()
-        name = f"{rows[0][0]:08d}-{rows[-1][0]:08d}-{checksum[:12]}.safetensors"
-        self._store.put(f"{shard_prefix(self._prefix, self._plan)}/{name}", data)
-        self._seals[name] = ObjectSeal(len(data), checksum)
-        self._places += [RowPlace(row, name, first, tokens, digest) for row, first, tokens, digest in rows]
-
-    def _new_builder(self) -> ObjectBuilder:
-        return ObjectBuilder(self._meta.dtype, len(self._meta.taps) + 1, self._meta.hidden_size)
-
-
 def discard_shard(store: ObjectStore, prefix: str, plan: ShardPlan) -> int:
     """Remove a shard that does not verify, manifest first, so it can be written anew. Returns the bytes freed."""
     return store.delete_tree(shard_prefix(prefix, plan))
@@ -247,7 +131,7 @@ def _faults(
     manifest: Manifest,
     deep: bool,
 ) -> Iterator[str]:
-    yield from _head_faults(plan, meta, manifest, _key(prefix))
+    yield from _head_faults(plan, meta, manifest, step_key(prefix))
     yield from _row_faults(plan, tokens_by_row, manifest)
     folder = shard_prefix(prefix, plan)
     for name, seal in manifest.objects.items():
@@ -281,38 +165,38 @@ def _row_faults(plan: ShardPlan, tokens_by_row: Mapping[int, Sequence[int]], man
             yield f"row {place.row} has no sample"
         elif len(ids) != place.tokens:
             yield f"row {place.row} has {place.tokens} tokens, its sample has {len(ids)}"
-        elif token_hash(list(ids)) != place.token_hash:
+        elif token_hash(ids) != place.token_hash:
             yield f"row {place.row} was made from other token ids than its sample's"
         if place.object not in manifest.objects:
             yield f"row {place.row} lies in object {place.object}, which the manifest does not seal"
 
 
 def _object_faults(store: ObjectStore, folder: str, name: str, manifest: Manifest) -> Iterator[str]:
-    path, meta = f"{folder}/{name}", manifest.meta
-    if store.checksum(path) != manifest.objects[name].sha256:
-        yield f"object {name} is damaged: its bytes do not have the checksum in the manifest"
-        return
-    header = parse_header(store.get_range(path, 0, HEADER_BYTES), name)
+    """Reads the object once."""
+    meta, was = manifest.meta, manifest.objects[name]
     places = [place for place in manifest.rows if place.object == name]
     wanted = (sum(place.tokens for place in places), len(meta.taps) + 1, meta.hidden_size)
+    token_bytes = state_bytes_per_token(meta.taps, meta.hidden_size, meta.dtype)
+    if was.bytes != object_bytes(wanted[0], token_bytes):
+        yield f"object {name} has {was.bytes} bytes, its rows take {object_bytes(wanted[0], token_bytes)}"
+        return
+    counts = [place.tokens for place in places]
+    found = read_contents(
+        store.iter_pieces(f"{folder}/{name}"), counts, token_bytes, sha256=was.checksum.startswith("sha256:")
+    )
+    if found.checksum != was.checksum:
+        yield f"object {name} is damaged: its bytes do not have the checksum in the manifest"
+        return
+    header = parse_header(found.header, name)
     if header.dtype != SAFETENSORS_NAMES.get(meta.dtype) or header.shape != wanted:
         yield f"object {name} holds {header.dtype} {header.shape}, its manifest says {meta.dtype} {wanted}"
         return
-    ids = torch.frombuffer(bytearray(store.get_range(path, header.ids_at, 8 * wanted[0])), dtype=torch.int64)
+    ids = torch.frombuffer(bytearray(found.token_ids), dtype=torch.int64)
     for place in places:
         if token_hash(ids[place.first_token : place.first_token + place.tokens]) != place.token_hash:
             yield f"object {name} holds other token ids for row {place.row} than the manifest says"
 
 
-def _sweep_unnamed(store: ObjectStore, folder: str, candidates: set[str] | None) -> None:
-    """Remove objects that the committed manifest does not name (all such, or those among ``candidates``)."""
-    path = f"{folder}/{MANIFEST}"
-    named = set(Manifest.from_bytes(store.get(path), path).objects)
-    for info in store.list(folder):
-        name = info.path.rsplit("/", 1)[-1]
-        if name != MANIFEST and name not in named and (candidates is None or name in candidates):
-            store.delete(info.path)
-
-
-def _key(prefix: str) -> str:
+def step_key(prefix: str) -> str:
+    """Key of the step, from its folder."""
     return prefix.rsplit("/", 1)[-1]

@@ -68,10 +68,23 @@ class RowPlace:
 
 @dataclass(frozen=True)
 class ObjectSeal:
-    """An object's size in bytes and SHA-256 (hex)."""
+    """An object's size and checksum.
+
+    Attributes:
+        bytes: its size.
+        checksum: ``algorithm:hex``. The algorithm is ``xxh3-128-rows`` (:func:`infra.store.packed.seal`), or in older
+            manifests ``sha256``, of all its bytes.
+    """
 
     bytes: int
-    sha256: str
+    checksum: str
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> "ObjectSeal":
+        """From a manifest, in which older ones call the checksum ``sha256``."""
+        if "sha256" in entry:
+            return cls(entry["bytes"], f"sha256:{entry['sha256']}")
+        return cls(**entry)
 
 
 @dataclass(frozen=True)
@@ -118,7 +131,7 @@ class Manifest:
             return cls(
                 **{name: head[name] for name in ("shard", "first_row", "end_row", "key", "created")},
                 meta=StatesMeta(**{**meta, "taps": tuple(meta["taps"])}),
-                objects={name: ObjectSeal(**seal) for name, seal in head["objects"].items()},
+                objects={name: ObjectSeal.read(seal) for name, seal in head["objects"].items()},
                 rows=tuple(RowPlace(**place) for place in table.to_pylist()),
                 quarantined=tuple(head.get("quarantined", ())),
             )

@@ -1,20 +1,19 @@
 """Objects in a store: a folder or an S3 bucket, with one atomic write."""
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from infra.errors import DiskFull, StoreError
-from infra.store.base import TEMPORARY_PREFIX, Backend, ObjectInfo, ObjectMissing
+from infra.store.base import TEMPORARY_PREFIX, Backend, ObjectInfo, ObjectMissing, Upload
 from infra.store.filesystem import FolderBackend
 
 __all__ = ["ObjectInfo", "ObjectMissing", "ObjectStore", "store_environment"]
 
 # What makes other objects count is deleted before them, so a broken-off delete leaves no manifest of nothing.
 MARKERS = frozenset({"current.json", "manifest.parquet", "manifest.json", "done.json"})
-READ_BYTES = 32 << 20
+Result = TypeVar("Result")
 Names = list[str]  # inside the class, `list` is the method
 Infos = list[ObjectInfo]
 
@@ -74,9 +73,26 @@ class ObjectStore:
             DiskFull: there is no room for it, and ``on_full`` does not make any; nothing is left behind.
             StoreError: it could not be written for another reason; nothing is left behind.
         """
+        return self.through(lambda: self._open.put(_checked(path), data, if_absent))
+
+    def begin(self, folder: str, size: int) -> Upload:
+        """Begin an object of at most ``size`` bytes that will lie in ``folder``; it is filled in pieces.
+
+        Raises:
+            DiskFull: as :meth:`put`.
+            StoreError: it could not be begun for another reason.
+        """
+        return self.through(lambda: self._open.begin(_checked(folder), size))
+
+    def through(self, work: Callable[[], Result]) -> Result:
+        """What ``work`` returns; it is called again each time that it finds no room and ``on_full`` made some.
+
+        Raises:
+            DiskFull: there is no ``on_full``.
+        """
         while True:
             try:
-                return self._open.put(_checked(path), data, if_absent)
+                return work()
             except DiskFull as error:
                 if self.on_full is None:
                     raise
@@ -112,20 +128,13 @@ class ObjectStore:
             )
         return data
 
-    def iter_chunks(self, path: str) -> Iterator[bytes]:
-        """The object's bytes in pieces of bounded size."""
-        left, start = self.size(path), 0
-        while left:
-            chunk = self.get_range(path, start, min(left, READ_BYTES))
-            yield chunk
-            start, left = start + len(chunk), left - len(chunk)
+    def iter_pieces(self, path: str) -> Iterator[memoryview]:
+        """The object's bytes in pieces of bounded size, each valid until the next is asked for.
 
-    def checksum(self, path: str) -> str:
-        """SHA-256 of the object, hex."""
-        digest = hashlib.sha256()
-        for chunk in self.iter_chunks(path):
-            digest.update(chunk)
-        return digest.hexdigest()
+        Raises:
+            ObjectMissing: it is not there.
+        """
+        return self._open.iter_pieces(_checked(path))
 
     def exists(self, path: str) -> bool:
         """Whether the object is there. Its being there proves nothing about its bytes."""

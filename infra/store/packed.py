@@ -5,23 +5,32 @@
 
 import hashlib
 import json
+import threading
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from xxhash import xxh3_128
 
 from infra.errors import StoreError
+from infra.store.base import Upload
 
-# The header's room is fixed (safetensors lets it end in spaces), so rows are appended before their number is known.
+# The header's room is fixed (safetensors lets it end in spaces), so rows are placed before their number is known.
 HEADER_BYTES = 512
+ID_BYTES = 8
+PIECE_BYTES = 1 << 20
+"""States are hashed and written in pieces that stay in a core's cache between the two."""
+SEAL = "xxh3-128-rows"
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 SAFETENSORS_NAMES = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
 
 
-def token_hash(token_ids: torch.Tensor | list[int]) -> str:
+def token_hash(token_ids: torch.Tensor | Sequence[int]) -> str:
     """SHA-256 (first 16 hex digits) of the ids as little-endian int64."""
-    ids = token_ids if isinstance(token_ids, torch.Tensor) else torch.tensor(token_ids, dtype=torch.int64)
-    return hashlib.sha256(raw_bytes(ids)).hexdigest()[:16]
+    ids = raw_bytes(token_ids) if isinstance(token_ids, torch.Tensor) else array("q", token_ids)
+    return hashlib.sha256(ids).hexdigest()[:16]
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
@@ -30,46 +39,161 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview:
     return memoryview(array)
 
 
-class ObjectBuilder:
-    """Collects rows into the bytes of one object; never holds them twice."""
+def seal(header: bytes, rows: Iterable[bytes], token_ids: bytes) -> str:
+    """An object's checksum, ``xxh3-128-rows:`` and 32 hex digits; rows may be hashed apart, in any order.
 
-    def __init__(self, dtype: str, slots: int, hidden_size: int) -> None:
+    It is the xxh3-128 of what follows each other here: the header, the xxh3-128 (16 bytes, big-endian) of each row's
+    states, the token ids.
+    """
+    digest = xxh3_128(header)
+    for row in rows:
+        digest.update(row)
+    digest.update(token_ids)
+    return f"{SEAL}:{digest.hexdigest()}"
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """A row's place in an object: ``tokens`` tokens from ``first_token``, and the hash of its ids."""
+
+    row: int
+    first_token: int
+    tokens: int
+    token_hash: str
+
+
+class ObjectWriter:
+    """Fills one object: rows get their places in sequence, and their states come in any order, from any threads.
+
+    Args:
+        upload: where its bytes go.
+        dtype: element type of the states, a name of ``DTYPES``.
+        slots: taps + 1.
+        hidden_size: width of the residual stream.
+    """
+
+    def __init__(self, upload: Upload, dtype: str, slots: int, hidden_size: int) -> None:
+        self.upload = upload
+        self.settling = threading.Lock()
+        self.rows: list[PackedRow] = []
+        self.tokens = 0
         self._dtype, self._slots, self._hidden = dtype, slots, hidden_size
-        self._data = bytearray(HEADER_BYTES)
-        self._ids = bytearray()
-        self.rows: list[tuple[int, int, int, str]] = []  # row, first token, tokens, hash of its ids
-
-    @property
-    def tokens(self) -> int:
-        """Tokens collected so far."""
-        return len(self._ids) // 8
+        self._token_bytes = slots * hidden_size * DTYPES[dtype].itemsize
+        self._ids: list[bytes] = []
+        self._digests: list[bytes | None] = []
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of hidden states collected so far."""
-        return len(self._data) - HEADER_BYTES
+        """Bytes of the hidden states that have a place."""
+        return self.tokens * self._token_bytes
 
-    def add(self, row: int, token_ids: torch.Tensor, hidden_states: torch.Tensor) -> None:
-        """Append one row; shapes and types are the caller's to check."""
-        self.rows.append((row, self.tokens, len(token_ids), token_hash(token_ids)))
-        self._data += raw_bytes(hidden_states)
-        self._ids += raw_bytes(token_ids)
+    @property
+    def is_filled(self) -> bool:
+        """Whether the states of every row that has a place are there."""
+        return None not in self._digests
 
-    def finish(self) -> bytearray:
-        """The finished object; the builder is used up."""
-        states, ids, tokens = self.state_bytes, len(self._ids), self.tokens
-        header = {
-            "hidden_states": {
-                "dtype": SAFETENSORS_NAMES[self._dtype],
-                "shape": [tokens, self._slots, self._hidden],
-                "data_offsets": [0, states],
-            },
-            "token_ids": {"dtype": "I64", "shape": [tokens], "data_offsets": [states, states + ids]},
-        }
-        text = json.dumps(header, separators=(",", ":")).encode().ljust(HEADER_BYTES - 8)
-        self._data[:HEADER_BYTES] = len(text).to_bytes(8, "little") + text
-        self._data += self._ids
-        return self._data
+    def reserve(self, row: int, token_ids: torch.Tensor) -> int:
+        """Give the next row its place; its index among the object's rows."""
+        self.rows.append(PackedRow(row, self.tokens, len(token_ids), token_hash(token_ids)))
+        self.tokens += len(token_ids)
+        self._ids.append(bytes(raw_bytes(token_ids)))
+        self._digests.append(None)
+        return len(self.rows) - 1
+
+    def fill(self, index: int, hidden_states: torch.Tensor) -> None:
+        """Write one row's states; shapes and types are the caller's to check. May be done again."""
+        data, digest = raw_bytes(hidden_states), xxh3_128()
+        at = HEADER_BYTES + self.rows[index].first_token * self._token_bytes
+        for start in range(0, len(data), PIECE_BYTES):
+            piece = data[start : start + PIECE_BYTES]
+            digest.update(piece)
+            self.upload.write(at + start, piece)
+        self._digests[index] = digest.digest()
+
+    def finish(self) -> tuple[int, str]:
+        """Write header and token ids once every row is filled; the object's (bytes, checksum)."""
+        header = header_bytes(self._dtype, self.tokens, self._slots, self._hidden)
+        ids = b"".join(self._ids)
+        self.upload.write(0, memoryview(header))
+        self.upload.write(HEADER_BYTES + self.state_bytes, memoryview(ids))
+        rows = [digest for digest in self._digests if digest is not None]
+        return object_bytes(self.tokens, self._token_bytes), seal(header, rows, ids)
+
+
+def object_bytes(tokens: int, token_bytes: int) -> int:
+    """Bytes of an object of so many tokens, each with so many bytes of states."""
+    return HEADER_BYTES + tokens * (token_bytes + ID_BYTES)
+
+
+def header_bytes(dtype: str, tokens: int, slots: int, hidden_size: int) -> bytes:
+    """The first ``HEADER_BYTES`` bytes of an object."""
+    states = tokens * slots * hidden_size * DTYPES[dtype].itemsize
+    header = {
+        "hidden_states": {
+            "dtype": SAFETENSORS_NAMES[dtype],
+            "shape": [tokens, slots, hidden_size],
+            "data_offsets": [0, states],
+        },
+        "token_ids": {"dtype": "I64", "shape": [tokens], "data_offsets": [states, states + ID_BYTES * tokens]},
+    }
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(HEADER_BYTES - 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What an object holds besides states: its header, its token ids, and the checksum of all of it."""
+
+    header: bytes
+    token_ids: bytes
+    checksum: str
+
+
+def read_contents(
+    pieces: Iterable[memoryview], token_counts: Sequence[int], token_bytes: int, *, sha256: bool = False
+) -> Contents:
+    """Read an object once, from its first byte to its last.
+
+    Args:
+        pieces: its bytes; no piece is looked at once the next was asked for.
+        token_counts: of its rows, in sequence.
+        token_bytes: bytes of one token's states.
+        sha256: reckon the checksum of older manifests.
+
+    Raises:
+        StoreError: it ends early.
+    """
+    whole = hashlib.sha256() if sha256 else None
+    stream = _Stream(pieces, whole)
+    header = b"".join(stream.take(HEADER_BYTES))
+    rows = []
+    for count in token_counts:
+        digest = xxh3_128()
+        for piece in stream.take(count * token_bytes):
+            if whole is None:
+                digest.update(piece)
+        rows.append(digest.digest())
+    ids = b"".join(stream.take(ID_BYTES * sum(token_counts)))
+    return Contents(header, ids, f"sha256:{whole.hexdigest()}" if whole else seal(header, rows, ids))
+
+
+class _Stream:
+    """Bytes that come in pieces, taken in other pieces; ``whole`` hashes what was taken."""
+
+    def __init__(self, pieces: Iterable[memoryview], whole: "hashlib._Hash | None") -> None:
+        self._pieces, self._whole = iter(pieces), whole
+        self._rest = memoryview(b"")
+
+    def take(self, size: int) -> Iterator[memoryview]:
+        while size:
+            if not self._rest and not (rest := next(self._pieces, memoryview(b""))):
+                raise StoreError(f"an object ends {size} bytes early")
+            self._rest = self._rest or rest
+            piece, self._rest = self._rest[:size], self._rest[size:]
+            size -= len(piece)
+            if self._whole is not None:
+                self._whole.update(piece)
+            yield piece
 
 
 @dataclass(frozen=True)
@@ -100,7 +224,7 @@ def parse_header(start: bytes, name: str) -> PackedHeader:
     """Read an object's first ``HEADER_BYTES`` bytes.
 
     Raises:
-        StoreError: they are not the start of an object that :class:`ObjectBuilder` made.
+        StoreError: they are not the start of an object that :class:`ObjectWriter` made.
     """
     try:
         length = int.from_bytes(start[:8], "little")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 import fsspec
+import numpy as np
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.utils import get_environ_proxies
 
@@ -20,6 +21,7 @@ from infra.store.base import ObjectInfo, ObjectMissing
 
 PART_BYTES = 16 << 20
 PARTS_IN_FLIGHT = 4
+READ_BYTES = 32 << 20
 ABANDONED_SECONDS = 24 * 3600.0
 CONFLICT_ATTEMPTS = 5
 TROUBLE = (OSError, BotoCoreError, ClientError, aiohttp.ClientError, TimeoutError, RecursionError)
@@ -71,6 +73,9 @@ class BucketBackend:
         )
         self._abort(bucket, key, begun["UploadId"])
 
+    def begin(self, folder: str, size: int) -> "BufferedUpload":
+        return BufferedUpload(self, size)
+
     def get(self, path: str) -> bytes:
         return self._read(path, lambda: bytes(self._fs.cat_file(self._at(path))))
 
@@ -78,6 +83,17 @@ class BucketBackend:
         if length == 0:
             return b""
         return self._read(path, lambda: bytes(self._fs.cat_file(self._at(path), start=start, end=start + length)))
+
+    def iter_pieces(self, path: str) -> Iterator[memoryview]:
+        left, start = self.size(path), 0
+        if left is None:
+            raise ObjectMissing(f"could not read {path}: it is not in {self._url}")
+        while left:
+            piece = self.get_range(path, start, min(left, READ_BYTES))
+            if not piece:
+                return  # it became shorter; whoever reads it counts
+            yield memoryview(piece)
+            start, left = start + len(piece), left - len(piece)
 
     def size(self, path: str) -> int | None:
         try:
@@ -174,6 +190,28 @@ class BucketBackend:
     def _trouble(self, what: str, error: BaseException) -> StoreError:
         kind, said = code_of(error) or type(error).__name__, URL_PASSWORD.sub("://***@", str(error))
         return StoreError(f"{what} in {self._url}: {kind}: {said}", fix=advice(error))
+
+
+class BufferedUpload:
+    """An object that is filled in memory, for a bucket takes its bytes in sequence."""
+
+    def __init__(self, backend: BucketBackend, size: int) -> None:
+        self._backend = backend
+        self._data = bytearray(size)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        room = np.frombuffer(self._data, dtype=np.uint8, count=len(data), offset=offset)
+        np.copyto(room, np.frombuffer(data, dtype=np.uint8))  # other threads run meanwhile
+
+    def place(self, path: str, size: int, if_absent: bool) -> bool:
+        data = self._data
+        if len(data) < size:
+            raise StoreError(f"{path} was given up before it was whole")
+        del data[size:]
+        return self._backend.put(path, data, if_absent)
+
+    def discard(self) -> None:
+        self._data = bytearray()
 
 
 def _reach(client: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from standin.small_disk import fill, small_disk
 
 from infra.errors import DiskFull
 from infra.store.answers import Answer, AnswerLog, read_answers
-from infra.store.hidden import ShardWriter, StatesMeta, plan_shards, verify_shard
+from infra.store.hidden import StatesMeta, plan_shards, verify_shard
 from infra.store.journal import Journal
 from infra.store.objects import ObjectStore
+from infra.store.writer import ShardWriter
 
 SIZE = 4 << 20
 PREFIX = "rounds/r/hidden/k"
@@ -130,6 +131,6 @@ def test_a_shard_waits_at_each_object_and_verifies(tmp_path: Path) -> None:
             writer.add(row, ids, torch.randn(100, 3, 64).to(torch.bfloat16))
         fill(disk)
         writer.commit()
-        assert waited == 4, "before each of the four objects"
+        assert waited == 5, "before each of the four objects, and before the manifest"
         assert verify_shard(store, PREFIX, plan, META, dict(enumerate(rows)), deep=True) is None
         assert not [name for name in names(disk) if ".put-" in name]

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from infra.store.answers import Answer, AnswerLog, read_answers
-from infra.store.hidden import ShardWriter, discard_shard, plan_shards, read_manifest, verify_shard
+from infra.store.hidden import discard_shard, plan_shards, read_manifest, verify_shard
 from infra.store.manifest import StatesMeta
 from infra.store.objects import ObjectStore
 from infra.store.reader import StatesReader
+from infra.store.writer import ShardWriter
 
 PREFIX = "rounds/r/hidden/k"
 META = StatesMeta((2, 15), "pre_norm", "bf16", 64, "vllm", "0.32.0", "rev")

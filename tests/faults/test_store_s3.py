@@ -17,12 +17,13 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 from infra.errors import StoreError
 from infra.store import remote
 from infra.store.answers import Answer, AnswerLog, read_answers
-from infra.store.hidden import ShardPlan, ShardWriter, verify_shard
+from infra.store.hidden import ShardPlan, verify_shard
 from infra.store.manifest import StatesMeta
 from infra.store.objects import ObjectMissing, ObjectStore
 from infra.store.reader import StatesReader
 from infra.store.rounds import RoundStore
 from infra.store.samples import Sample, Samples, samples_fault, write_samples
+from infra.store.writer import ShardWriter
 
 META = StatesMeta((2, 15, 27), "pre_norm", "bf16", 576, "vllm", "0.32.0", "rev")
 TOKENS = {row: [row * 1000 + place for place in range(50 + row)] for row in range(20)}
@@ -100,7 +101,12 @@ def test_objects(store: ObjectStore) -> None:
     assert store.put("a/b", bytearray(b"new"))
     assert store.get("a/b") == b"new"
     assert store.local_path("a/b") is None
-    for attempt in (store.get, store.size, store.checksum, lambda path: store.get_range(path, 0, 1)):
+    for attempt in (
+        store.get,
+        store.size,
+        lambda path: list(store.iter_pieces(path)),
+        lambda path: store.get_range(path, 0, 1),
+    ):
         with pytest.raises(ObjectMissing, match="a/c"):
             attempt("a/c")
     with pytest.raises(StoreError):

@@ -1,9 +1,10 @@
 """An engine within the test's own process, for tests of the client: every answer is a function that the test sets."""
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -19,6 +20,7 @@ class AnsweringEngine(ThreadingHTTPServer):
         stream: the events of a streamed answer.
         metrics: the page ``/metrics``.
         release: set at the end, for answers that wait.
+        connections: how many were opened.
     """
 
     daemon_threads = True
@@ -31,6 +33,22 @@ class AnsweringEngine(ThreadingHTTPServer):
         self.stream: Callable[[dict[str, Any]], Iterator[dict[str, Any]]] = pieces
         self.metrics = ""
         self.release = threading.Event()
+        self.connections = 0
+        self._sockets: list[socket.socket] = []
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Count connections."""
+        opened, address = super().get_request()
+        self.connections += 1
+        self._sockets.append(opened)
+        return opened, address
+
+    def hang_up(self) -> None:
+        """End every connection, as a server does with those that nobody has used for long."""
+        for opened in self._sockets:
+            with suppress(OSError):  # it ended already
+                opened.shutdown(socket.SHUT_RDWR)
+        self._sockets = []
 
     def handle_error(self, *_: object) -> None:
         """A client that hung up is what some tests are about."""

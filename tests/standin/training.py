@@ -9,9 +9,10 @@ from transformers import LlamaForCausalLM
 
 from infra.config.training import TrainConfig
 from infra.drafter.job import TrainJob
-from infra.store.hidden import ShardWriter, StatesMeta, plan_shards, state_bytes_per_token
+from infra.store.hidden import StatesMeta, plan_shards, state_bytes_per_token
 from infra.store.objects import ObjectStore
 from infra.store.samples import Sample
+from infra.store.writer import ShardWriter
 from infra.targets.target import Target, read_shape, target_revision
 
 TAPS = (1, 2, 3)

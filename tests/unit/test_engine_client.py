@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -145,23 +145,35 @@ def test_a_stream_that_breaks_off_is_an_error(engine: AnsweringEngine, client: C
         client.stream([1, 2], Sampling(max_tokens=5))
 
 
-@pytest.mark.parametrize(("fault", "tries"), [(httpx.ConnectTimeout, 4), (httpx.ReadTimeout, 1)])
+@pytest.mark.parametrize(("waits_for", "tries"), [("connect", 4), ("getresponse", 1)])
 def test_a_server_that_takes_no_connection_is_tried_again_and_one_that_is_silent_is_not(
-    fault: type[httpx.TimeoutException], tries: int, client: Client, monkeypatch: pytest.MonkeyPatch
+    waits_for: str, tries: int, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[httpx.Request] = []
+    asked: list[HTTPConnection] = []
 
-    def time_out(_: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
-        asked.append(request)
-        raise fault("")
+    def time_out(connection: HTTPConnection) -> None:
+        asked.append(connection)
+        raise TimeoutError("timed out")
 
-    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", time_out)
+    monkeypatch.setattr(HTTPConnection, waits_for, time_out)
     with pytest.raises(EngineError) as raised:
         client.generate([1], Sampling(max_tokens=1))
     assert len(asked) == tries
-    assert isinstance(raised.value, EngineSilent) == (fault is httpx.ReadTimeout)
-    if fault is httpx.ConnectTimeout:
-        assert "cannot be reached: ConnectTimeout." in str(raised.value)
+    assert isinstance(raised.value, EngineSilent) == (waits_for == "getresponse")
+    if waits_for == "connect":
+        assert "cannot be reached: timed out." in str(raised.value)
+
+
+def test_connections_are_kept_and_one_that_the_server_ended_is_not_used_again(
+    engine: AnsweringEngine, client: Client
+) -> None:
+    for _ in range(3):
+        client.generate([1], Sampling(max_tokens=3))
+    assert engine.connections == 1
+    engine.hang_up()
+    client.generate([1], Sampling(max_tokens=3))
+    assert engine.connections == 2
+    assert len(engine.requests) == 4, "none was sent into a dead connection"
 
 
 METRICS = """# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.

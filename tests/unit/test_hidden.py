@@ -13,7 +13,6 @@ from safetensors.torch import load
 from infra.errors import StoreError
 from infra.store.hidden import (
     ShardPlan,
-    ShardWriter,
     discard_shard,
     plan_shards,
     read_manifest,
@@ -21,10 +20,11 @@ from infra.store.hidden import (
     state_bytes_per_token,
     verify_shard,
 )
-from infra.store.manifest import StatesMeta
+from infra.store.manifest import ObjectSeal, StatesMeta
 from infra.store.objects import ObjectStore
-from infra.store.packed import ObjectBuilder, token_hash
+from infra.store.packed import read_contents, token_hash
 from infra.store.reader import StatesReader
+from infra.store.writer import ShardWriter
 
 PREFIX = "rounds/r/hidden/k"
 META = StatesMeta((2, 15), "pre_norm", "bf16", 8, "vllm", "0.32.0", "rev")
@@ -233,17 +233,20 @@ def test_a_missing_object_and_a_damaged_manifest_are_named(store: ObjectStore) -
         ((2).to_bytes(8, "little"), (3).to_bytes(8, "little"), "other token ids for row 0"),
     ],
 )
-def test_an_object_that_was_sealed_wrong_is_named(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, old: bytes, new: bytes, message: str
-) -> None:
+def test_an_object_that_was_sealed_wrong_is_named(store: ObjectStore, old: bytes, new: bytes, message: str) -> None:
     """A writer's own fault: size and checksum agree, the content does not."""
     plan, rows = ShardPlan(0, 0, 4), {row: [1, 2, 4 + row] for row in range(4)}
-    finish = ObjectBuilder.finish
-    monkeypatch.setattr(ObjectBuilder, "finish", lambda builder: finish(builder).replace(old, new))
     writer = ShardWriter(store, PREFIX, plan, META, OBJECT_BYTES)
     for row in plan.rows:
         writer.add(row, rows[row], states(0))
     assert writer.commit()
+    manifest = read_manifest(store, PREFIX, plan)
+    [name] = manifest.objects
+    data = store.get(f"{shard_prefix(PREFIX, plan)}/{name}").replace(old, new)
+    sealed = read_contents([memoryview(data)], [len(ids) for ids in rows.values()], TOKEN_BYTES).checksum
+    store.put(f"{shard_prefix(PREFIX, plan)}/{name}", data)
+    resealed = replace(manifest, objects={name: ObjectSeal(len(data), sealed)})
+    store.put(f"{shard_prefix(PREFIX, plan)}/manifest.parquet", resealed.to_bytes())
     assert message in fault(store, plan=plan, tokens=rows)
     assert fault(store, plan=plan, tokens=rows, deep=False) == ""
 

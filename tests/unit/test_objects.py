@@ -44,7 +44,7 @@ def test_put_streams_a_file_and_leaves_it(store: ObjectStore, tmp_path: Path) ->
     source.write_bytes(os.urandom(20 << 20))
     store.put("big", source)
     assert store.get("big") == source.read_bytes()
-    assert store.checksum("big") == store.checksum("big") != ""
+    assert b"".join(map(bytes, store.iter_pieces("big"))) == source.read_bytes()
     assert files(store) == ["big"]
 
 
@@ -105,7 +105,7 @@ def test_paths_outside_the_store_are_refused(store: ObjectStore, path: str) -> N
 
 
 def test_what_is_not_there_is_named(store: ObjectStore) -> None:
-    for attempt in (store.get, store.size, store.checksum):
+    for attempt in (store.get, store.size, lambda path: list(store.iter_pieces(path))):
         with pytest.raises(ObjectMissing, match="a/b"):
             attempt("a/b")
     with pytest.raises(ObjectMissing, match="a/b"):

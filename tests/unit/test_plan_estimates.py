@@ -12,7 +12,7 @@ from infra.config.settings import Settings
 from infra.errors import GateError
 from infra.round import rates
 from infra.round.context import RoundContext
-from infra.round.needs import extraction_window, longest_sample
+from infra.round.needs import WINDOW_BYTES, extraction_window, longest_sample
 from infra.steps.plan import Plan, make_plan, plan_gate
 
 GIB = 1 << 30
@@ -112,10 +112,21 @@ def test_memory_of_a_gpu_round_follows_from_the_round() -> None:
     wide = config(LLAMA_8B, extract__concurrency=1024, prompts__count=4000)
     window = extraction_window(wide, shape, 10**6)
     assert longest_sample(wide) == 1024 + 200
-    assert window == 2 * 1024 * (1024 + 200) * 4 * 4096 * 2
-    assert plan(LLAMA_8B, extract__concurrency=1024, prompts__count=4000).memory_bytes > window > base.memory_bytes
-    longer = plan(LLAMA_8B, prompts__max_prompt_tokens=3000, prepare__max_tokens=4000, extract__concurrency=256)
-    assert longer.memory_bytes > plan(LLAMA_8B, extract__concurrency=256).memory_bytes
+    sample, two_objects = (1024 + 200) * 4 * 4096 * 2, 2 * (64 << 20)
+    assert window == WINDOW_BYTES + two_objects, "bounded in bytes, whatever the concurrency"
+    assert extraction_window(config(LLAMA_8B), shape, 10**6) == 64 * sample + two_objects
+    assert extraction_window(wide, shape, 3) == 3 * sample + two_objects
+    endless = config(
+        LLAMA_8B,
+        prompts__max_prompt_tokens=1 << 19,
+        prepare__max_tokens=1 << 19,
+        generate__max_tokens=1,
+        engines__vllm__max_model_len=1 << 20,
+    )
+    assert extraction_window(endless, shape, 10) == (1 << 19) * 4 * 4096 * 2 + two_objects, "one sample always flies"
+    assert plan(LLAMA_8B, extract__concurrency=1024, prompts__count=4000).memory_bytes > base.memory_bytes
+    longer = config(LLAMA_8B, prompts__max_prompt_tokens=3000, prepare__max_tokens=4000)
+    assert extraction_window(longer, shape, 10**6) == 64 * (3000 + 200) * 4 * 4096 * 2 + two_objects
     large = {**LLAMA_8B, "weight_bytes": 140_000_000_000}
     assert plan(large).memory_bytes > base.memory_bytes
     assert plan(large).gpu_bytes - base.gpu_bytes == pytest.approx(124e9, rel=0.01)
@@ -126,10 +137,10 @@ def test_memory_of_a_gpu_round_follows_from_the_round() -> None:
 
 
 def test_a_gpu_round_wider_than_the_host_is_refused_and_a_right_one_passes() -> None:
-    right, wide = config(LLAMA_8B), config(LLAMA_8B, extract__concurrency=4096, prompts__count=8000)
+    right, wide = config(LLAMA_8B), config(LLAMA_8B, train__sequence_tokens=1 << 20)
     free = {"rooms": ()}  # disk is not what this is about
     plan_gate(right, make_plan(RoundContext(right, Settings())).model_copy(update=free))
-    with pytest.raises(GateError, match=r"of memory and 137 GB are free.*lower extract\.concurrency"):
+    with pytest.raises(GateError, match=r"of memory and 137 GB are free.*lower train\.sequence_tokens"):
         plan_gate(wide, make_plan(RoundContext(wide, Settings())).model_copy(update=free))
 
 
@@ -139,7 +150,7 @@ def test_memory_of_a_cpu_round_holds_two_copies_and_the_window() -> None:
     assert shape is not None
     found = make_plan(RoundContext(laptop, Settings()))
     assert found.gpu_bytes == 0
-    assert found.memory_bytes == 2 * shape.weight_bytes + 4 * GIB + 128 * 512 * 4 * 576 * 2
+    assert found.memory_bytes == 2 * shape.weight_bytes + 4 * GIB + 3 * 64 * 512 * 4 * 576 * 2 + 2 * (64 << 20)
 
 
 def step(found: Plan, name: str) -> float:

@@ -9,11 +9,12 @@ import torch
 from infra.drafter.dataset import dataset_rows, write_dataset
 from infra.drafter.transfer import StatesMismatch, StatesTransfer
 from infra.errors import StoreError
-from infra.store.hidden import ShardPlan, ShardWriter, read_manifest, shard_prefix, verify_shard
+from infra.store.hidden import ShardPlan, read_manifest, shard_prefix, verify_shard
 from infra.store.manifest import MANIFEST, StatesMeta
 from infra.store.objects import ObjectStore
 from infra.store.reader import StatesReader, quarantined_rows
 from infra.store.samples import Sample
+from infra.store.writer import ShardWriter
 
 PREFIX = "rounds/r/hidden/k"
 META = StatesMeta((2, 15), "pre_norm", "bf16", 8, "vllm", "0.32.0", "rev")

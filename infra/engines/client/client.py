@@ -1,18 +1,17 @@
 """Talking to an engine's server in token ids, whichever engine it is."""
 
-import socket
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Self
-
-import httpx
 
 from infra.engines.client.counters import SpecCounters
 from infra.engines.client.dialect import Dialect, Generation, RequestRefused, Sampling, StatesFile, ids_of
 from infra.engines.client.faults import EngineSilent, Unreachable, status_error, understood
 from infra.engines.client.flights import Flights
 from infra.engines.client.load import Caller, Sent, Timed, send
+from infra.engines.client.wire import TROUBLE, Wire
 from infra.errors import EngineError
 
 __all__ = ["Client", "EngineSilent", "Generation", "RequestRefused", "Sampling", "StatesFile", "Timed"]
@@ -39,13 +38,9 @@ class Client:
     def __init__(self, base_url: str, dialect: Dialect, timeout: float = 600.0) -> None:
         self._base_url, self._dialect, self._timeout = base_url, dialect, timeout
         self._counted: SpecCounters | None = None
-        self._closed = threading.Event()
-        self._sockets: set[socket.socket] = set()
         self._lock = threading.Lock()
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.Client(
-            base_url=base_url, timeout=httpx.Timeout(timeout, connect=10.0), limits=limits, trust_env=False
-        )
+        self._wire = Wire(base_url, timeout)
+        self._closed = self._wire.closed
 
     def generate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Generation:
         """The target's answer to a prompt.
@@ -113,7 +108,7 @@ class Client:
         """
         if self._dialect.counters is None:
             return self._counted
-        page = self._request("GET", self._dialect.counters).text
+        page = self._request("GET", self._dialect.counters).decode()
         with understood(self._dialect.counters):
             return self._dialect.counted(page)
 
@@ -124,12 +119,7 @@ class Client:
 
     def close(self) -> None:
         """Give up: requests in flight fail at once, in whatever thread they wait."""
-        self._closed.set()
-        with self._lock:
-            for open_socket in self._sockets:
-                with suppress(OSError):  # it was closed already
-                    open_socket.shutdown(socket.SHUT_RDWR)
-        self._http.close()
+        self._wire.close()
 
     def __enter__(self) -> Self:
         return self
@@ -146,23 +136,26 @@ class Client:
     def _json(self, method: str, path: str, payload: Payload) -> dict[str, Any]:
         reply = self._request(method, path, payload)
         try:
-            answer = reply.json()
+            answer = json.loads(reply)
         except ValueError as error:
-            raise EngineError(f"{path} answered something that is not JSON: {reply.text[:200]!r}") from error
+            raise EngineError(
+                f"{path} answered something that is not JSON: {reply[:200].decode(errors='replace')!r}"
+            ) from error
         if not isinstance(answer, dict):
             raise EngineError(f"{path} answered a {type(answer).__name__}", expected="a JSON object")
         return answer
 
-    def _request(self, method: str, path: str, payload: Payload | None = None) -> httpx.Response:
+    def _request(self, method: str, path: str, payload: Payload | None = None) -> bytes:
         for attempt in range(RETRIES + 1):
             last = attempt == RETRIES
             try:
                 with self._errors(path):
-                    body = payload() if payload is not None else None
-                    reply = self._http.request(method, path, json=body, extensions=self._trace)
-                    if last or not (reply.status_code >= 500 or reply.status_code in RETRIED_STATUS):
-                        _check_status(reply)
-                        return reply
+                    body = _json(payload()) if payload is not None else None
+                    with self._wire.exchange(method, path, body) as reply:
+                        status, data = reply.status, reply.read()
+                    if last or not (status >= 500 or status in RETRIED_STATUS):
+                        _check_status(path, status, data)
+                        return data
             except Unreachable:
                 if last or self._closed.is_set():
                     raise
@@ -175,30 +168,20 @@ class Client:
             raise EngineError("the client is closed")
         try:
             yield
-        except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
+        except TimeoutError as error:
             raise EngineSilent(f"{path} was silent for longer than its time limit") from error
-        except httpx.HTTPError as error:
+        except TROUBLE as error:
             if self._closed.is_set():
                 raise EngineError("the client was closed during the request") from error
             raise Unreachable(
                 f"{path} cannot be reached: {str(error) or type(error).__name__}", fix="read the engine's log"
             ) from error
 
-    @property
-    def _trace(self) -> dict[str, Any]:
-        return {"trace": self._note_socket}
 
-    def _note_socket(self, event: str, info: Mapping[str, Any]) -> None:
-        """httpx's trace hook: remembers each connection's socket, so that :meth:`close` can wake who waits on it."""
-        if event != "connection.connect_tcp.complete":
-            return
-        opened = info["return_value"].get_extra_info("socket")
-        with self._lock:
-            self._sockets = {kept for kept in self._sockets if kept.fileno() >= 0} | {opened}
-        if self._closed.is_set():
-            opened.shutdown(socket.SHUT_RDWR)
+def _json(payload: Mapping[str, Any]) -> bytes:
+    return json.dumps(payload, separators=(",", ":")).encode()
 
 
-def _check_status(reply: httpx.Response) -> None:
-    if reply.status_code != 200:
-        raise status_error(reply.request.url.path, reply.status_code, reply.text)
+def _check_status(path: str, status: int, data: bytes) -> None:
+    if status != 200:
+        raise status_error(path, status, data.decode(errors="replace"))

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -24,6 +26,9 @@ from infra.targets.final_norm import FinalNorm
 LOCK_POLL_SECONDS = 0.005
 HEADER_BYTES = 1 << 20
 """More than any header of two tensors takes."""
+INFINITY, SIGN = 0x7F80, 0x8000
+"""Bits of bfloat16: those of infinity, beyond which is NaN, and that of negative numbers."""
+Bools = npt.NDArray[np.bool_]
 PROBE = tuple(range(1, 9))
 """Token ids that every vocabulary has."""
 
@@ -173,18 +178,29 @@ class Extractor:
                 f"{name} holds states of shape {list(states.hidden_states.shape)}",
                 expected=f"{list(expected)} (tokens, taps + 1, hidden)",
             )
-        if states.token_ids.tolist() != list(token_ids):
+        if not np.array_equal(states.token_ids.numpy(), np.asarray(token_ids)):
             raise ExtractionFault(f"{name} holds states of other tokens than the {len(token_ids)} that were sent")
-        # One pass, for it is most of this process's work: NaN and Inf come through abs and amax.
-        peaks = states.hidden_states.abs().amax(dim=-1)
-        if not peaks.isfinite().all():
+        broken, empty = _faults(states.hidden_states)
+        if broken.any():
             raise ExtractionFault(f"{name} holds NaN or Inf")
-        empty = peaks == 0
         if empty.any():
             raise ExtractionFault(
                 f"{name} holds only zeros for {int(empty.sum())} of its states",
                 expected="a state for each token and tap",
             )
+
+
+def _faults(states: torch.Tensor) -> tuple[Bools, Bools]:
+    """Which vectors of bfloat16 states [..., hidden] hold NaN or Inf, and which only zeros.
+
+    By the largest bit patterns of positive and of negative numbers, which numpy finds at the speed of memory, with no
+    copy and with other threads running.
+    """
+    bits = states.view(torch.int16).numpy()
+    positive, negative = bits.max(axis=-1), bits.view(np.uint16).max(axis=-1)
+    broken = (positive >= INFINITY) | (negative >= SIGN + INFINITY)
+    empty = (negative == 0) | ((negative == SIGN) & (positive <= 0))
+    return broken, empty
 
 
 def _load(file: Path, next_token: int, final_norm: FinalNorm | None) -> States:

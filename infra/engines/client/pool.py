@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -89,6 +89,31 @@ def _result(future: "Future[R]") -> R:
     while not wait([future], WAKE_SECONDS).done:
         pass
     return future.result()
+
+
+class Room:
+    """So many bytes, or whatever else is counted, for threads to share.
+
+    Args:
+        most: what may be held at once; one holder alone may have more.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._held = most, 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def of(self, size: int) -> Iterator[None]:
+        """Hold so much of it; waits until there is room."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held or self._held + size <= self._most)
+            self._held += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held -= size
+                self._changed.notify_all()
 
 
 def run_ordered(
