@@ -18,7 +18,8 @@ from standin.tiny import small_round
 from infra.config.round import RoundConfig, TargetShape
 from infra.config.settings import Settings
 from infra.round.context import RoundContext
-from infra.store.samples import Sample
+from infra.store.objects import ObjectStore
+from infra.store.samples import Sample, Samples, write_samples
 from infra.targets.target import Target
 
 TAPS = (2, 15, 27)
@@ -92,10 +93,13 @@ def make_round(folder: Path, store: Path, shape: Shape, prompts: list[list[int]]
     context.target = Target(name="t", path=folder / "target", shape=shape_of_target, revision="0" * 16)
     context.versions = {"vllm": "0.32.0", "speculators": "0.9.0"}
     context.keys = SimpleNamespace(hidden="k" * 12, items=lambda: {"hidden": "k" * 12}.items())
-    context.samples = [
+    apart = ObjectStore(f"file://{folder}/samples")
+    rows = (
         Sample(row, f"s{row}", [], prompts[row % FILES], [1] * shape.tokens, "train", "stop", "vllm", {})
         for row in range(shape.samples)
-    ]
+    )
+    write_samples(apart, "samples", rows)
+    context.samples = Samples(apart, "samples")
     return context
 
 
@@ -106,5 +110,7 @@ def engine(folder: Path) -> Iterator[str]:
     command = [sys.executable, linking_engine.__file__, str(folder / "files"), str(folder / "staging")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        process.terminate()
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.terminate()
