@@ -144,7 +144,7 @@ def test_plan_and_preflight_refuse_what_does_not_fit(settings: Settings, tmp_pat
     assert "cannot be read" in text
     draft = write_draft(tmp_path / "draft", draft_config())
     [text] = refusals(smoke(**{"train.from": str(draft)}), settings)
-    assert f"draft_vocab_size is {PROPOSED} there and 8192 here" in text
+    assert f"draft_vocab_size is {PROPOSED} there and {smoke().prepare.draft_vocab_size} here" in text
     assert refusals(smoke(), settings) == []
     with pytest.raises(ConfigError, match="cannot start from what it publishes itself"):
         smoke(**{"train.from": "round:smoke"})
