@@ -65,7 +65,7 @@ def test_two_at_once_fetch_once_and_a_killed_fetch_starts_anew_to_the_same_revis
 
 
 def test_a_plan_without_the_target_is_much_like_the_one_with_it(tmp_path: Path) -> None:
-    config = load_round(round_file("smoke"))
+    config = load_round(round_file("laptop"))
     settings = Settings(state_dir=tmp_path / "state", models_path=tmp_path / "models")
     before = make_plan(RoundContext(config, settings))
     assert any("are estimated" in note for note in before.notes)
