@@ -148,7 +148,7 @@ class ShardWriter:
             )
         if len(self._seals) != len(self._objects):
             raise StoreError(f"shard {self._plan.number} lacks the states of some of its rows")
-        seals = dict(self._seals.values())
+        seals = dict(self._seals[packed] for packed in self._objects)  # in their order, whichever was full first
         manifest = Manifest(
             shard=self._plan.number,
             first_row=self._plan.first_row,
