@@ -173,7 +173,8 @@ def test_unfinished_uploads_are_invisible_and_swept_when_old(store: ObjectStore,
     assert store.sweep_temporaries(older_than_seconds=century) == 0  # moto says that every upload began in 2010
     assert ObjectStore("s3://states/elsewhere").sweep_temporaries(older_than_seconds=-1) == 0
     assert store.sweep_temporaries(older_than_seconds=-1) == 1
-    assert not client.list_multipart_uploads(Bucket="states").get("Uploads")
+    # Others of this bucket are of tests whose server refuses to abort.
+    assert key not in [begun["Key"] for begun in client.list_multipart_uploads(Bucket="states").get("Uploads", [])]
 
 
 def states(row: int) -> torch.Tensor:

@@ -171,10 +171,17 @@ class UserMachine:
         assert done.returncode == 0, done.stdout
         return done.stdout
 
+    def ask(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        """The server's answer; it says 503 while its database is locked, and Prefect's own clients ask again, too."""
+
+        def answer() -> httpx.Response | None:
+            response = httpx.request(method, f"{self.api}/{path}", json=body, timeout=60)
+            return None if response.status_code == 503 else response
+
+        return wait_for(answer, f"{method} {path} is answered").raise_for_status()
+
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        response = httpx.post(f"{self.api}/{path}", json=body, timeout=60)
-        response.raise_for_status()
-        return response.json()
+        return self.ask("POST", path, body).json()
 
     def begin(self) -> str:
         """Start eagle3/tiny; the run's id."""
@@ -193,10 +200,10 @@ class UserMachine:
         tag = {"prefect.resource.id": f"prefect.tag.{TAG}", "prefect.resource.role": "tag"}
         name = "prefect.flow-run.heartbeat"
         event = {"event": name, "resource": resource, "related": [tag], "occurred": now, "id": str(uuid4())}
-        httpx.post(f"{self.api}/events", json=[event], timeout=60).raise_for_status()
+        self.ask("POST", "events", [event])
 
     def state(self, run: str) -> str:
-        name: str = httpx.get(f"{self.api}/flow_runs/{run}", timeout=60).json()["state"]["name"]
+        name: str = self.ask("GET", f"flow_runs/{run}").json()["state"]["name"]
         return name
 
     def deployments(self) -> dict[str, dict[str, Any]]:
@@ -307,8 +314,7 @@ def test_an_enabled_schedule_stays_enabled(up: UserMachine) -> None:
         item for item in up.post("deployments/filter", {}) if item["entrypoint"] == "flows/reextract.py:reextract"
     ]
     schedule = nightly["schedules"][0]["id"]
-    url = f"{up.api}/deployments/{nightly['id']}/schedules/{schedule}"
-    httpx.patch(url, json={"active": True}, timeout=60).raise_for_status()
+    up.ask("PATCH", f"deployments/{nightly['id']}/schedules/{schedule}", {"active": True})
     up.eagle3("deploy")
     active = {name: item["schedules"][0][0] for name, item in up.deployments().items() if item["schedules"]}
     assert active == {"flows/reextract.py:reextract": True, "flows/cleanup.py:cleanup": False}
@@ -321,7 +327,7 @@ def impatient(up: UserMachine) -> Iterator[UserMachine]:
     copy = {name: kept[name] for name in ("description", "actions")} | {"name": "impatient", "enabled": True}
     made = up.post("automations/", copy | {"trigger": kept["trigger"] | {"id": str(uuid4()), "within": 10}})
     yield up
-    httpx.delete(f"{up.api}/automations/{made['id']}", timeout=60).raise_for_status()
+    up.ask("DELETE", f"automations/{made['id']}")
 
 
 def test_a_run_that_falls_silent_is_crashed_and_one_that_has_ended_is_not(impatient: UserMachine) -> None:
@@ -333,7 +339,7 @@ def test_a_run_that_falls_silent_is_crashed_and_one_that_has_ended_is_not(impati
         impatient.beat(run)
     impatient.post(f"flow_runs/{ended}/set_state", {"state": {"type": "COMPLETED", "name": "Completed"}})
     wait_for(lambda: impatient.state(silent) == "Crashed", "the silent run is crashed")
-    state = httpx.get(f"{impatient.api}/flow_runs/{silent}", timeout=60).json()["state"]
+    state = impatient.ask("GET", f"flow_runs/{silent}").json()["state"]
     assert state["message"].startswith("No heartbeat for 90 seconds")
     assert impatient.state(ended) == "Completed"
 
@@ -351,7 +357,7 @@ def test_a_run_whose_worker_and_process_were_killed_does_not_stay_running(up: Us
         os.kill(process.pid, signal.SIGKILL)
     assert up.state(run) == "Running"
     wait_for(lambda: up.state(run) == "Crashed", "the silent run is crashed", 400)
-    state = httpx.get(f"{up.api}/flow_runs/{run}", timeout=60).json()["state"]
+    state = up.ask("GET", f"flow_runs/{run}").json()["state"]
     assert state["message"].startswith("No heartbeat for 90 seconds")
     up.hold.unlink()
     assert json.loads(up.eagle3("up", "--json"))["worker_pid"] != worker
