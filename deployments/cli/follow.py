@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 POLL_SECONDS = 2.0
 SILENT_SECONDS = 300.0
 """How long a run is still believed in whose server does not answer: a busy machine can keep it from that."""
-OWN_WORDS = ("Beginning ", "Finished in state ", "View at ", "Created ", "Submitted ")
+OWN_WORDS = ("All deployment steps ", "Beginning ", "Finished in state ", "View at ", "Created ", "Submitted ")
 """How records begin in which Prefect itself tells what the steps' states tell as well."""
 PARENT = "__parents__"
 """Among a task run's inputs where another task started it: it is a part of that one's line."""
