@@ -249,5 +249,5 @@ def test_cpus_are_planned_as_two_were_measured(
 def test_the_smoke_round_is_sized_for_slow_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "matrix_gflops", lambda: 40.0)
     seconds = {name: make_plan(RoundContext(load_round(round_file(name)), Settings())).seconds for name in CPU_ROUNDS}
-    assert seconds["smoke"] < 11 * 60, "set-up and the gates' own work come on top: 15 minutes in all"
+    assert seconds["smoke"] < 11.5 * 60, "set-up and the gates' own work come on top: 15 minutes in all"
     assert 50 * 60 < seconds["laptop"] < 80 * 60
