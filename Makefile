@@ -1,5 +1,5 @@
 # make round      all set-up, then the smoke round, to the acceptance table
-# make test       all set-up, then lint, types and every kind of test; an estimated 45 minutes on two cores
+# make test       all set-up, then lint, types and every kind of test; about half an hour on two cores
 # make test-long  the long schedules of faults, whole; hours. `make test` has a sample of each
 # make lint       ruff, mypy and the import contracts alone
 # make unit       the fast tests alone
