@@ -11,13 +11,12 @@ from infra.engines.client.client import Client, Sampling
 from infra.errors import EngineError
 from infra.machine.host import memory_available
 from infra.round.context import RoundContext
+from infra.round.needs import CPU_SERVER_BYTES
 from infra.round.rates import STARTS
 from infra.round.serving import Serving
 
 log = logging.getLogger(__name__)
 
-SERVER_OVERHEAD_BYTES = 4 << 30
-"""Memory of a CPU server besides weights: runtime, activations and a 2 GiB KV cache."""
 WARM_UP_PROMPTS = 4
 FEW_IN_FLIGHT = 4
 """Held-out prompts are served so many at a time at most: a busy server joins steps in one piece of the stream."""
@@ -58,7 +57,7 @@ def layout(context: RoundContext) -> str:
         return asked
     if context.serving.device != "cpu":
         return "abba"
-    needed = 2 * (2 * context.target.shape.weight_bytes + SERVER_OVERHEAD_BYTES)
+    needed = 2 * (2 * context.target.shape.weight_bytes + CPU_SERVER_BYTES)
     return "interleaved" if memory_available() > needed else "abba"
 
 
