@@ -219,4 +219,4 @@ def test_memory_of_a_scan_does_not_grow_with_the_file(tmp_path: Path) -> None:
         assert len(load_prompts(config)) == 100
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 1.3 * peaks[0]
+    assert peaks[1] - peaks[0] < 0.2 * 3_000 * 200, "a part of the further lines' text, let alone their records"
